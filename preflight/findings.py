@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Section:
-    """What one stage saw (`observed`, plain JSON data) and how it was judged. Its level is the worst of its findings."""
+    """What one stage saw (`observed`, plain JSON data) and how it was judged."""
 
     stage: str
     observed: dict[str, Any]
@@ -120,7 +120,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u20
 
 
 def quote(text: object, limit: int = 300) -> str:
-    """Text from outside, made safe to stand inside a finding: one line, no control or bidi characters, at most `limit`."""
+    """Text from outside, safe inside a finding: one line, no control or bidi characters, at most `limit` long."""
     line = _CONTROL.sub(" ", str(text)).replace("`", "'").strip()
     line = re.sub(r" {2,}", " ", line)
     return line if len(line) <= limit else line[: limit - 3].rstrip() + "..."

@@ -1,0 +1,340 @@
+"""The report: a JSON record and its Markdown view, written so that many writers and sudden ends damage nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from preflight.facts import shipped
+from preflight.findings import SCHEMA, Section, section_from_json
+
+STAGES = ("gpu_probe", "env_sandbox", "model_analyzer", "task_evaluator")
+REGIONS = ("summary", *STAGES)
+TITLE = "# Fine-tuning compatibility report\n"
+LOCK_WAIT_S = 60.0
+
+
+class ReportTrouble(Exception):
+    """Why the report could not be written, in one line."""
+
+
+def write_section(path: str | os.PathLike[str], section: Section, job: Mapping[str, Any] | None = None) -> str:
+    """Put one stage's section into the report. Returns "" or, in one line, why it could not be written."""
+    return write_sections(path, [section], job)
+
+
+def write_sections(
+    path: str | os.PathLike[str], sections: Iterable[Section], job: Mapping[str, Any] | None = None
+) -> str:
+    """Put sections into the report at `path` (the Markdown view; the JSON record lies beside it).
+
+    `job` (what was asked: model, data) is kept when given. Sections of other stages stay as they are, and so does all
+    text outside the markers. Returns "" or, in one line, why the report could not be written; then nothing changed.
+    """
+    view = _view_path(path)
+    record_path = view.with_suffix(".json")
+    try:
+        with _locked(view):
+            _sweep_temporaries(view)
+            record = read_record(record_path)
+            for section in sections:
+                record["sections"][section.stage] = section.as_json()
+            if job is not None:
+                record["job"] = dict(job)
+            # Known stages first and in their order, so that the same sections give the same bytes.
+            order = {stage: index for index, stage in enumerate(STAGES)}
+            record["sections"] = dict(
+                sorted(record["sections"].items(), key=lambda item: (order.get(item[0], len(order)), item[0]))
+            )
+            old = view.read_text(encoding="utf-8") if view.exists() else ""
+            new = with_regions(old, render(record), view.name)
+            _replace(record_path, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+            _replace(view, new)
+    except ReportTrouble as trouble:
+        return str(trouble)
+    except UnicodeDecodeError:
+        return f"{view}: is not UTF-8 text; move it away or use --report PATH"
+    except OSError as error:
+        return f"{view}: cannot be written ({error.strerror or error}); use --report PATH to write elsewhere"
+    except ImportError as error:
+        return f"{view}: not written, because the Python package {error.name!r} is missing; `pip install {error.name}`"
+    return ""
+
+
+def _view_path(path: str | os.PathLike[str]) -> Path:
+    chosen = Path(path)
+    if chosen.suffix.lower() in (".json", ".html"):
+        return chosen.with_suffix(".md")
+    return chosen if chosen.suffix else chosen.with_suffix(".md")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The record at `path`; a new one when the file does not exist. Raises ReportTrouble when it is not a record."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["schema"] != SCHEMA:
+            raise ReportTrouble(f"{path}: has schema {record['schema']!r}, this program writes {SCHEMA}; move it away")
+        for document in record["sections"].values():
+            section_from_json(document)
+    except FileNotFoundError:
+        return {"schema": SCHEMA, "sections": {}}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ReportTrouble(
+            f"{path}: is not a record of this program ({type(error).__name__}); move it away or use --report PATH"
+        ) from error
+    return dict(record)
+
+
+@contextlib.contextmanager
+def _locked(view: Path) -> Iterator[None]:
+    """The operating system's lock on this report; it is freed even when the holder is killed."""
+    from filelock import FileLock, Timeout
+
+    if not view.parent.is_dir():
+        raise ReportTrouble(f"{view}: the folder {view.parent} does not exist")
+    try:
+        with FileLock(view.parent / f".{view.name}.lock", timeout=LOCK_WAIT_S):
+            yield
+    except Timeout as error:
+        raise ReportTrouble(f"{view}: another program has held its lock for {LOCK_WAIT_S:.0f} s") from error
+
+
+def _temporary_prefix(path: Path) -> str:
+    return f".{path.name}."
+
+
+def _sweep_temporaries(view: Path) -> None:
+    """Remove what a killed writer left. Only called under the lock, so nobody is using them."""
+    for target in (view, view.with_suffix(".json")):
+        for left in view.parent.glob(_temporary_prefix(target) + "*.part"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write the whole text beside `path`, then rename it into place: readers see the old file or the new one."""
+    handle, temporary = tempfile.mkstemp(prefix=_temporary_prefix(path), suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+# --- markers -----------------------------------------------------------------------------------------------------
+
+
+def _begin(region: str) -> str:
+    return f"<!-- begin:{region} -->"
+
+
+def _end(region: str) -> str:
+    return f"<!-- end:{region} -->"
+
+
+def with_regions(old: str, rendered: Mapping[str, str], name: str = "the report") -> str:
+    """The text `old` with each region between its markers replaced by `rendered[region]`; all other text is kept.
+
+    A region that has no markers yet is put in after the one before it in order (the summary: before all others).
+    Raises ReportTrouble, naming the lines to delete, when markers are damaged.
+    """
+    lines = old.split("\n")
+    spans = _spans(lines, name)
+    if not spans:
+        head = old.rstrip("\n") + "\n\n" if old.strip() else TITLE + "\n"
+        blocks = [_block(region, rendered[region]) for region in REGIONS if region in rendered]
+        return head + "\n\n".join(blocks) + "\n"
+    pieces: list[tuple[int, int, str]] = []  # first line, line after the last, new text
+    for region, (first, last) in spans.items():
+        if region in rendered:
+            pieces.append((first, last + 1, _block(region, rendered[region])))
+    for index, region in enumerate(REGIONS):
+        if region in rendered and region not in spans:
+            before = [spans[other][1] + 1 for other in REGIONS[:index] if other in spans]
+            after = [spans[other][0] for other in REGIONS[index + 1 :] if other in spans]
+            place = max(before) if before else min(after)
+            text = "\n" + _block(region, rendered[region]) if before else _block(region, rendered[region]) + "\n"
+            pieces.append((place, place, text))
+    result: list[str] = []
+    position = 0
+    # An insertion at a line comes after a replacement that ends there, and insertions keep their order.
+    for first, after_last, text in sorted(pieces, key=lambda piece: (piece[0], piece[1])):
+        result.extend(lines[position:first])
+        result.append(text)
+        position = max(position, after_last)
+    result.extend(lines[position:])
+    return "\n".join(result)
+
+
+def _block(region: str, text: str) -> str:
+    return f"{_begin(region)}\n{text.strip()}\n{_end(region)}"
+
+
+def _spans(lines: Sequence[str], name: str) -> dict[str, tuple[int, int]]:
+    """For each region its marker lines (0-based). Raises ReportTrouble when they do not pair."""
+    spans: dict[str, tuple[int, int]] = {}
+    for region in REGIONS:
+        begins = [index for index, line in enumerate(lines) if line.strip() == _begin(region)]
+        ends = [index for index, line in enumerate(lines) if line.strip() == _end(region)]
+        if not begins and not ends:
+            continue
+        if len(begins) == 1 and len(ends) == 1 and begins[0] < ends[0]:
+            spans[region] = (begins[0], ends[0])
+            continue
+        found = ", ".join(f"line {index + 1} `{lines[index].strip()}`" for index in sorted(begins + ends))
+        raise ReportTrouble(
+            f"{name}: the markers of the region {region!r} do not pair ({found}); delete these lines "
+            "(the region is then written anew) or restore one begin and one end"
+        )
+    taken = sorted(spans.items(), key=lambda item: item[1])
+    for (one, (_, one_last)), (two, (two_first, _)) in itertools.pairwise(taken):
+        if two_first < one_last:
+            raise ReportTrouble(
+                f"{name}: the regions {one!r} and {two!r} overlap (line {two_first + 1} lies before line "
+                f"{one_last + 1}); delete the marker lines of both"
+            )
+    return spans
+
+
+# --- Markdown ----------------------------------------------------------------------------------------------------
+
+
+class Markdown(str):
+    """Text that is Markdown already and is not escaped again."""
+
+    __slots__ = ()
+
+
+def escape(text: str) -> str:
+    """Text from outside as inert Markdown on one line: no markup, no HTML, no table cells, no mentions of people."""
+    line = re.sub(r"\s*[\r\n]+\s*", " ", text)
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = re.sub(r"([\\`*\[\]|~$])", r"\\\1", line)
+    line = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)
+    line = re.sub(r"^(\s*)([#+=-]|\d+[.)])(?=\s)", r"\1\\\2", line)
+    return re.sub(r"(?<![\w.])@(?=[A-Za-z0-9])", "@\u200b", line)
+
+
+def code(text: object) -> Markdown:
+    """The text as a code span that it cannot break out of, also inside a table."""
+    line = re.sub(r"\s*[\r\n]+\s*", " ", str(text)).replace("|", "\\|")
+    longest = max((len(run) for run in re.findall(r"`+", line)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if line.startswith("`") or line.endswith("`") or not line else ""
+    return Markdown(f"{fence}{pad}{line}{pad}{fence}")
+
+
+def prose(text: str) -> Markdown:
+    """A finding's text: its `code spans` stay code, all the rest is escaped."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # an odd backtick: nothing in this text can be trusted to be a code span
+        return Markdown(escape(text))
+    return Markdown("".join(str(code(part)) if index % 2 else escape(part) for index, part in enumerate(parts) if part))
+
+
+WORDS = {"ok": "ok", "warn": "warning", "unknown": "could not tell", "fail": "**FAIL**"}
+
+
+def render_findings(findings: Sequence[Mapping[str, Any]]) -> Markdown:
+    """Findings as a list, worst first; what passed is folded away."""
+    order = {"fail": 0, "unknown": 1, "warn": 2, "ok": 3}
+    lines: list[str] = []
+    for finding in sorted(findings, key=lambda item: order[item["level"]]):
+        if finding["level"] == "ok":
+            continue
+        lines.append(f"- {WORDS[finding['level']]}: {prose(finding['what'])} ({code(finding['code'])})")
+        if finding["why"]:
+            lines.append(f"  <br>{prose(finding['why'])}")
+        lines.extend(f"  - fix: {prose(fix)}" for fix in finding["fix"])
+    passed = [finding for finding in findings if finding["level"] == "ok"]
+    if passed:
+        lines.extend(["", f"<details><summary>{len(passed)} checks passed</summary>", ""])
+        for finding in passed:
+            why = f" {prose(finding['why'])}" if finding["why"] else ""
+            lines.append(f"- {prose(finding['what'])}{why} ({code(finding['code'])})")
+            lines.extend(f"  - {prose(fix)}" for fix in finding["fix"])
+        lines.extend(["", "</details>"])
+    return Markdown("\n".join(lines))
+
+
+def _environment() -> Any:
+    import jinja2
+
+    def finalize(value: Any) -> Any:
+        if value is None:
+            return "could not tell"
+        return value if isinstance(value, Markdown) or not isinstance(value, str) else escape(value)
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(shipped("templates")),
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+        autoescape=False,
+    )
+    environment.filters.update(gib=_gib, mib=_mib, num=_num, yesno=_yesno, code=code, prose=prose)
+    environment.globals.update(render_findings=render_findings)
+    return environment
+
+
+def _gib(count: float | None) -> str:
+    return "could not tell" if count is None else f"{count / 2**30:.2f} GiB"
+
+
+def _mib(count: float | None) -> str:
+    return "could not tell" if count is None else f"{count / 2**20:,.0f} MiB"
+
+
+def _num(value: float | None, digits: int = 0) -> str:
+    return "could not tell" if value is None else f"{value:,.{digits}f}"
+
+
+def _yesno(value: bool | None) -> str:
+    return "could not tell" if value is None else ("yes" if value else "no")
+
+
+def render(record: Mapping[str, Any]) -> dict[str, str]:
+    """Region → Markdown, for the summary and for every stage in the record.
+
+    A template that fails on a section (say, one written by another version) falls back to the plain list of findings.
+    """
+    import jinja2
+
+    from preflight.verdict import judge
+
+    environment = _environment()
+    sections = {stage: record["sections"][stage] for stage in STAGES if stage in record["sections"]}
+    verdict = judge(record)
+    summary = environment.get_template("summary.md.j2")
+    rendered = {"summary": summary.render(verdict=verdict, sections=sections, job=record.get("job"), words=WORDS)}
+    for stage, section in sections.items():
+        try:
+            text = environment.get_template(f"{stage}.md.j2").render(
+                section=section, observed=section["observed"], findings=section["findings"], words=WORDS
+            )
+        except (jinja2.TemplateError, KeyError, TypeError, ValueError, AttributeError):
+            text = f"## {stage}\n\n{render_findings(section['findings'])}"
+        rendered[stage] = text
+    return rendered

@@ -1,0 +1,116 @@
+"""From the sections of a report to one answer: yes, marginal, no or "could not tell", why, and the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from preflight.findings import Level
+
+# What each stage answers; also the order in which its facts are shown.
+QUESTIONS = {
+    "gpu_probe": "Is the hardware usable?",
+    "env_sandbox": "Does the software load?",
+    "model_analyzer": "Does the model fit?",
+    "task_evaluator": "Does the task need it?",
+}
+SCRIPTS = {stage: f"python {stage}.py" for stage in QUESTIONS}
+# A weak result on the task is a reason to fine-tune, never an obstacle to it.
+OBSTACLE_STAGES = ("gpu_probe", "env_sandbox", "model_analyzer")
+ANSWERS = {
+    "yes": "Yes, this can be fine-tuned here.",
+    "marginal": "Marginal: it may fit or fail, depending on what the estimate cannot see.",
+    "no": "No, not like this.",
+    "could not tell": "Could not tell: something that decides could not be determined.",
+}
+
+
+def judge(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict over a report's record, as plain data: answer, sentence, facts, stages, next_command, next_why.
+
+    "no" when hardware, software or memory fails; "could not tell" when one of these is unknown or was not run;
+    "marginal" when the memory estimate straddles what is free; else "yes".
+    """
+    sections: Mapping[str, Any] = record.get("sections", {})
+    findings = [(stage, finding) for stage in QUESTIONS if stage in sections for finding in sections[stage]["findings"]]
+    failed = [(s, f) for s, f in findings if f["level"] == Level.FAIL.value and s in OBSTACLE_STAGES]
+    unknown = [(s, f) for s, f in findings if f["level"] == Level.UNKNOWN.value and s in OBSTACLE_STAGES]
+    missing = [stage for stage in OBSTACLE_STAGES if stage not in sections]
+    fit = [(s, f) for s, f in findings if f["code"].startswith("memory-fit-")]
+    marginal = [(s, f) for s, f in fit if f["code"] == "memory-fit-marginal"]
+    if failed:
+        answer, deciding = "no", failed
+    elif marginal:
+        answer, deciding = "marginal", marginal + unknown
+    elif unknown or missing or not fit:
+        answer, deciding = "could not tell", unknown
+    else:
+        answer, deciding = "yes", fit
+    facts = [{"stage": stage, "what": finding["what"]} for stage, finding in deciding[:3]]
+    facts += [
+        {"stage": stage, "what": f"Not run yet: `{SCRIPTS[stage]}` ({QUESTIONS[stage].lower()})"} for stage in missing
+    ]
+    task = [(s, f) for s, f in findings if s == "task_evaluator" and f["code"].startswith("task-")]
+    facts += [{"stage": stage, "what": finding["what"]} for stage, finding in task[:3]]
+    command, why = _next_step(record, answer, deciding, missing)
+    return {
+        "answer": answer,
+        "sentence": ANSWERS[answer],
+        "facts": facts,
+        "stages": [_stage_line(stage, sections.get(stage)) for stage in QUESTIONS],
+        "next_command": command,
+        "next_why": why,
+        "notes": _notes(record),
+    }
+
+
+def _stage_line(stage: str, section: Mapping[str, Any] | None) -> dict[str, str]:
+    """One row of the summary's table: the stage's question, its level, and the finding that set it."""
+    if section is None:
+        return {"stage": stage, "question": QUESTIONS[stage], "level": "not run", "what": ""}
+    findings = section["findings"]
+    worst = next((f for f in findings if f["level"] == section["level"]), None)
+    if section["level"] == Level.OK.value:  # show what was found out rather than the first thing that passed
+        worst = next((f for f in findings if f["code"].startswith(("memory-fit-", "task-"))), worst)
+    return {
+        "stage": stage,
+        "question": QUESTIONS[stage],
+        "level": section["level"],
+        "what": worst["what"] if worst else "",
+    }
+
+
+def _next_step(
+    record: Mapping[str, Any], answer: str, deciding: list[tuple[str, Any]], missing: list[str]
+) -> tuple[str, str]:
+    """The one thing to do now, and why."""
+    job = record.get("job") or {}
+    model = job.get("model") or "MODEL"
+    data = f" --data {job['data']}" if job.get("data") else ""
+    for stage, finding in deciding:
+        if answer in ("no", "could not tell", "marginal") and finding["fix"]:
+            return finding["fix"][0], f"the first fix of {finding['code']} ({stage})"
+    if missing:
+        return f"`python -m preflight {model}{data}`", "it runs the stages that are still missing"
+    if "task_evaluator" not in record.get("sections", {}):
+        return (
+            f"`python task_evaluator.py --model {model} --data YOUR_EVAL.jsonl`",
+            "it shows what the untouched model already can do, before anything is trained",
+        )
+    return (
+        f"`python data_preprocessor.py --input {job.get('data') or 'YOUR_DATA.jsonl'} --output train.jsonl`",
+        "nothing stands in the way: prepare the training data",
+    )
+
+
+def _notes(record: Mapping[str, Any]) -> list[str]:
+    """What a reader must know to trust the whole: sections about different models."""
+    models = {
+        stage: section["observed"].get("model_name")
+        for stage, section in record.get("sections", {}).items()
+        if isinstance(section["observed"].get("model_name"), str)
+    }
+    if len(set(models.values())) > 1:
+        listed = ", ".join(f"{stage}: {name}" for stage, name in models.items())
+        return [f"The sections below are about different models ({listed}); run the main job again for one of them."]
+    return []
