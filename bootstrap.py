@@ -111,15 +111,10 @@ def set_up() -> None:
     if uv:
         say(f"using {uv}")
         command = [uv, "pip", "install", "--quiet", "--python", str(PYTHON), "-c", "constraints.txt"]
-        for name, flag in (
-            ("index-url", "--index-url"),
-            ("extra-index-url", "--extra-index-url"),
-            ("find-links", "--find-links"),
-        ):
+        command += ["--index-strategy", "unsafe-best-match"]  # what pip does: the best version of all indexes
+        for name in ("index-url", "extra-index-url", "find-links", "constraint"):
             for value in settings.get(name, []):
-                command += [flag, value]
-        for value in settings.get("constraint", []):
-            command += ["-c", value]
+                command += [f"--{name}", value]
         run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(VENV)])
         run([*command, *torch_source(settings), "-e", requirement, "--group", "test"])
         return

@@ -252,6 +252,8 @@ class RecordedMachine(Machine):
         self.folder = Path(folder)
         try:
             case = json.loads((self.folder / "case.json").read_text(encoding="utf-8-sig"))
+            if not isinstance(case.get("inputs", []), list):
+                raise TypeError("inputs is not a list")
             self.inputs = [
                 (str(item.get("kind", item["file"])), dict(item)) for item in case.get("inputs", []) if "file" in item
             ]
