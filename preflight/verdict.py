@@ -35,7 +35,7 @@ def judge(record: Mapping[str, Any]) -> dict[str, Any]:
     findings = [(stage, finding) for stage in QUESTIONS if stage in sections for finding in sections[stage]["findings"]]
     failed = [(s, f) for s, f in findings if f["level"] == Level.FAIL.value and s in OBSTACLE_STAGES]
     unknown = [(s, f) for s, f in findings if f["level"] == Level.UNKNOWN.value and s in OBSTACLE_STAGES]
-    missing = [stage for stage in OBSTACLE_STAGES if stage not in sections]
+    missing = [stage for stage in OBSTACLE_STAGES if not sections.get(stage, {}).get("findings")]
     fit = [(s, f) for s, f in findings if f["code"].startswith("memory-fit-")]
     marginal = [(s, f) for s, f in fit if f["code"] == "memory-fit-marginal"]
     if failed:
