@@ -76,6 +76,9 @@ def stage_command(stage: str, args: argparse.Namespace, model: str, data: list[s
 
 
 def _script(stage: str) -> str:
+    beside = Path(__file__).resolve().parent.parent / f"{stage}.py"
+    if beside.exists():  # asked for first: a file of this name in the user's folder must not be run instead
+        return str(beside)
     spec = importlib.util.find_spec(stage)
     if spec is None or spec.origin is None:
         raise UsageError(f"{stage}.py: is not installed beside this program")
