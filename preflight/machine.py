@@ -71,6 +71,10 @@ class Answer:
         return found
 
 
+# Inside the classes below `list` is a method.
+list_of_answers = list[tuple[str, Answer]]
+
+
 class Machine:
     """This machine, live."""
 
@@ -108,6 +112,10 @@ class Machine:
             return look()
         except Exception:  # "could not tell" is an answer, whatever the reason
             return None
+
+    def recorded(self, pattern: str) -> list_of_answers:
+        """What was recorded under kinds that match a pattern, in order; nothing on a live machine."""
+        return []
 
     def ask(
         self,
@@ -293,6 +301,14 @@ class RecordedMachine(Machine):
             for line in answer.lines_of_json():
                 on_line(line)
         return answer
+
+    def recorded(self, pattern: str) -> list_of_answers:
+        """(kind, answer) of every input whose kind matches, for recordings made by hand under names of their own."""
+        return [
+            (kind, Answer(self._text(entry), "", entry.get("exit_code", 0), str(entry.get("trouble", ""))))
+            for kind, entry in self.inputs
+            if re.search(pattern, kind)
+        ]
 
     def _find(self, kind: str) -> Answer:
         entry = best_match(kind, self.inputs)
