@@ -1,4 +1,4 @@
-"""What is this model made of? config.json of any architecture -> ModelShape: numbers only, no torch, no code of the model."""
+"""What is this model made of? Reads config.json of any architecture as a ModelShape: numbers only, no code is run."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ LANGUAGE_KEYS = ("text_config", "llm_config", "language_config", "language_model
 
 
 def language_part(config: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """The key of the nested configuration of the language model, and that configuration; (None, config) for text models.
+    """The key of the nested language model configuration, and that configuration; (None, config) for text models.
 
     Follows nested ones ("thinker_config" holds a "text_config").
     """
@@ -384,11 +384,11 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     Modules are laid out as transformers 5.24 does it (fused experts are one 3-D parameter); for remote-code
     architectures as their published code does. Counts are checked against the meta device in tests/test_model_shape.py.
     """
-    from preflight import model_families
+    from preflight import families
 
     if not isinstance(config, Mapping):
         raise ConfigTrouble("config.json does not hold a JSON object")
-    return model_families.read(config)
+    return families.read(config)
 
 
 def grouped(layers: Iterable[Layers]) -> tuple[Layers, ...]:
