@@ -190,6 +190,17 @@ _KEYS = {
 }
 
 
+def settings_names() -> tuple[str, ...]:
+    """Every key that describes a Plan: its own names and those that training scripts use for the same thing."""
+    return (*(field.name for field in fields(Plan)), *_KEYS, "bf16", "fp16", "load_in_4bit", "load_in_8bit")
+
+
+def same_optimizer(name: str) -> str | None:
+    """The name in OPTIMIZERS for what a training script calls `name`; None when its memory is not known here."""
+    text = _OTHER_NAMES.get(name.lower(), name.lower())
+    return text if text in OPTIMIZERS else None
+
+
 def plan_from(settings: Mapping[str, Any], where: str = "plan", base: Plan | None = None) -> Plan:
     """The Plan that a mapping of settings describes, on top of `base`. None values are left out.
 
@@ -247,9 +258,9 @@ def _checked(where: str, key: str, name: str, value: Any) -> Any:
 
 
 def read_plan(path: str | Path, base: Plan | None = None) -> Plan:
-    """The Plan in a YAML file: keys at the top or inside sections (model, lora, training, quantization, ...).
+    """The Plan in a YAML or JSON file: our own keys, trl's, TrainingArguments, Axolotl's or LLaMA-Factory's.
 
-    Raises UsageError when the file cannot be read, is no mapping or holds a value that is not allowed.
+    Raises UsageError when the file cannot be read, is no mapping, or holds a key or value that is not allowed.
     """
     try:
         import yaml
@@ -266,13 +277,9 @@ def read_plan(path: str | Path, base: Plan | None = None) -> Plan:
         document = {}
     if not isinstance(document, dict):
         raise UsageError(f"{path}: holds {type(document).__name__}, not a mapping of settings")
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, dict):
-            flat.update({str(inner): item for inner, item in value.items()})
-        else:
-            flat[str(key)] = value
-    return plan_from(flat, str(path), base)
+    from preflight.foreign_configs import read_settings
+
+    return plan_from(read_settings(document, str(path)).settings, str(path), base)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
