@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from preflight.lenient_json import Broken, Cut, Parsed, fingerprint, parse_lenient, parse_strict
+from preflight.lenient_json import Broken, Cut, Parsed, fingerprint, json_type, parse_lenient, parse_strict
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,6 @@ def recover(text: str, types: Collection[str] | None = None) -> Recovered:
     if unescaped is not None:
         return _judged([unescaped], (*how, "escaped-quotes"), False)
     return _opened(_choose(peeled, how, types), types)
-
-
-def json_type(value: Any) -> str:
-    """The JSON Schema name of a value's type; a float without a fraction is "number" here, as it was written."""
-    if value is None:
-        return "null"
-    for python, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
-        if isinstance(value, python):
-            return name
-    return "object"
 
 
 def _fits(value: Any, types: Collection[str] | None) -> bool:

@@ -365,3 +365,13 @@ def parse_lenient(text: str, start: int = 0) -> Parsed:
     except ValueError as error:  # a number of more than 4300 digits
         raise Broken(start, str(error)[:80]) from error
     return Parsed(value, parser.at, tuple(parser.repairs))
+
+
+def json_type(value: Any) -> str:
+    """The JSON Schema name of a value's type; a float without a fraction is "number" here, as it was written."""
+    if value is None:
+        return "null"
+    for python, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
+        if isinstance(value, python):
+            return name
+    return "object"
