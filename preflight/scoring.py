@@ -514,7 +514,7 @@ def _field(value: Any, name: str) -> Any:
 
 def same_json(left: Any, right: Any) -> bool:
     """JSON equality: 1 equals 1.0, but not true; the order of keys does not matter."""
-    from preflight.json_outputs import fingerprint
+    from preflight.lenient_json import fingerprint
 
     try:
         return fingerprint(left) == fingerprint(right)

@@ -7,6 +7,7 @@ device, dtype, load_in_4bit, trust_remote_code, temperature, seed, sample_timeou
 import json
 import os
 import sys
+import threading
 import time
 
 BEGAN = time.time()
@@ -16,6 +17,26 @@ def step(name, **facts):
     facts["step"] = name
     with open(sys.argv[1], "a", encoding="utf-8") as stream:
         stream.write(json.dumps(facts) + "\n")
+
+
+class Watchdog:
+    """Ends the process when one sample hangs inside a library, where no Python code can stop it."""
+
+    def __init__(self, grace_s):
+        self.grace_s, self.timer = grace_s, None
+
+    def begin(self, key, limit_s):
+        self.timer = threading.Timer(limit_s + self.grace_s, self.give_up, [key, limit_s])
+        self.timer.daemon = True
+        self.timer.start()
+
+    def end(self):
+        self.timer.cancel()
+
+    @staticmethod
+    def give_up(key, limit_s):
+        step("sample", key=key, error="time-out", message="no token within %g s; generation hangs" % limit_s)
+        os._exit(4)
 
 
 def available_bytes():
@@ -175,6 +196,7 @@ def main():
         return 1
     step("load", **facts)
     watch_class = make_watch(torch, transformers)
+    watchdog = Watchdog(job.get("grace_s", 30))
     for number, sample in enumerate(job["samples"]):
         if number == 0:  # the first call is slower (kernels are chosen, caches filled): one that is not counted
             try:
@@ -183,12 +205,15 @@ def main():
                 step("warm-up", seconds=round(time.perf_counter() - began, 4))
             except Exception as error:
                 step("warm-up", error=type(error).__name__, message=str(error)[:500])
+        watchdog.begin(sample["key"], job.get("sample_timeout_s", 120))
         try:
-            step("sample", key=sample["key"], **answer(torch, tokenizer, model, sample, job, watch_class))
+            facts = answer(torch, tokenizer, model, sample, job, watch_class)
         except Exception as error:
-            step("sample", key=sample["key"], error=type(error).__name__, message=str(error)[:2000])
+            facts = {"error": type(error).__name__, "message": str(error)[:2000]}
             if "out of memory" in str(error).lower() and torch.cuda.is_available():
                 torch.cuda.empty_cache()
+        watchdog.end()
+        step("sample", key=sample["key"], **facts)
     facts = {}
     if model.device.type == "cuda":
         facts["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
