@@ -107,17 +107,16 @@ def _tiers(text: str) -> tuple[float, ...]:
 
 def read_data(args: argparse.Namespace) -> list[Any]:
     """The sample files. Raises UsageError when one cannot be read."""
-    from preflight.samples import ReadingRules, read_samples, read_schema
-    from preflight.scoring import BadScorer
+    from preflight.samples import ReadingRules, read_samples
+    from preflight.schemas import Validator, read_schema
 
     if not args.data:
         raise UsageError("--data: is missing; name a file of samples (JSONL, JSON, CSV, Parquet)")
-    schema = None
-    if args.schema:
-        try:
-            schema = read_schema(args.schema)
-        except BadScorer as error:
-            raise UsageError(f"--schema {args.schema}: {error}") from error
+    schema = read_schema(args.schema).main.schema if args.schema else None
+    if schema is not None:
+        problem = Validator(schema).problem
+        if problem:
+            raise UsageError(f"--schema {args.schema}: is not a valid JSON Schema ({problem})")
     rules = ReadingRules(args.scorer, schema, args.rouge_threshold, args.limit, args.seed, args.encoding)
     return [read_samples(path, rules) for path in args.data]
 

@@ -24,6 +24,8 @@ _REASONS = (
     ("empty_reference", "an empty reference answer"),
     ("without_reference", "nothing to judge by"),
     ("bad_scorer", "a scorer that cannot be applied"),
+    ("unknown_role", "a turn with an unknown role"),
+    ("bad_tools", "tool definitions that cannot be read"),
 )
 
 

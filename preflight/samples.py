@@ -16,22 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from preflight.console import UsageError
+from preflight.conversations import kind_of, read_conversation
 from preflight.findings import quote
 from preflight.records import BadRecord, Unreadable, read_records
+from preflight.schemas import read_schema
 from preflight.scoring import BadScorer, Scorer, read_scorer, scorer_for_reference
 
-# What people call the right answer, best known first.
+# What people call the right answer where it stands beside the question, best known first.
 REFERENCES = (
     "reference", "answer", "answers", "target", "expected_output", "ideal", "gold", "label", "completion", "response",
     "output", "chosen",
 )  # fmt: skip
 QUESTIONS = ("prompt", "question", "instruction", "query", "input", "text")
-_ROLES = {
-    "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
-    "prompter": "user", "question": "user", "answer": "assistant", "function": "tool", "observation": "tool",
-    "function_response": "tool", "ipython": "tool", "instruction": "user",
-}  # fmt: skip
-_KNOWN_ROLES = {"system", "developer", "user", "assistant", "tool"}
 
 
 @dataclass(frozen=True)
@@ -103,6 +99,8 @@ class SampleFile:
             "unreadable": _shortened(self.numbers("unreadable")),
             "without_reference": _shortened(self.numbers("no-reference")),
             "bad_scorer": _shortened(self.numbers("bad-scorer")),
+            "unknown_role": _shortened(self.numbers("unknown-role")),
+            "bad_tools": _shortened(self.numbers("bad-tools")),
             "notes": dict(sorted(self.notes.items())),
             "problems": [
                 {"record": p.number, "place": p.place, "reason": p.reason, "detail": quote(p.detail, 200)}
@@ -195,21 +193,12 @@ class _SchemaLoader:
             path = (self.folder / name).resolve()
             if self.folder.resolve() not in path.parents:
                 raise BadScorer(f"the schema {quote(name, 60)!r} lies outside the data file's folder")
-            self._read[name] = read_schema(path)
+            try:
+                self._read[name] = read_schema(path).main.schema
+            except UsageError as error:
+                reason = str(error).partition(": ")[2]
+                raise BadScorer(f"the schema {quote(name, 60)!r} {quote(reason, 160)}") from error
         return self._read[name]
-
-
-def read_schema(path: str | Path) -> Any:
-    """A JSON Schema from a file. Raises BadScorer when it is none."""
-    try:
-        loaded = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise BadScorer(f"the schema {Path(path).name} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise BadScorer(f"the schema {Path(path).name} is not JSON ({quote(error, 100)})") from error
-    if not isinstance(loaded, (dict, bool)):
-        raise BadScorer(f"the schema {Path(path).name} is not an object")
-    return loaded
 
 
 def read_sample(value: Any, number: int, place: str, task: str, rules: ReadingRules, loader: Any) -> Sample:
@@ -217,17 +206,11 @@ def read_sample(value: Any, number: int, place: str, task: str, rules: ReadingRu
     record: Mapping[str, Any] = value if isinstance(value, Mapping) else {"text": value}
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         record = {"messages": value}
-    messages, reference, shape = conversation(record)
+    messages, reference, tools, shape = conversation(record)
     scorer = _scorer(record, reference, rules, loader)
     limit = record.get("max_new_tokens")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= 1 << 20):
         raise _Unusable("bad-scorer", f"`max_new_tokens` is {quote(limit, 40)}; it must be a whole number above 0")
-    tools = record.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except ValueError:
-            tools = None
     name = record.get("id", record.get("name"))
     named = isinstance(name, (str, int)) and not isinstance(name, bool) and str(name).strip()
     return Sample(
@@ -238,7 +221,7 @@ def read_sample(value: Any, number: int, place: str, task: str, rules: ReadingRu
         messages=tuple(messages),
         scorer=scorer,
         reference=reference,
-        tools=tuple(tool for tool in tools if isinstance(tool, Mapping)) if isinstance(tools, list) else (),
+        tools=tuple(tools),
         max_new_tokens=limit,
         fingerprint=_fingerprint(messages, reference, scorer),
         record={**record, "_shape": shape},
@@ -261,113 +244,72 @@ def _with_unique_id(sample: Sample, ids: set[str]) -> Sample:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Shapes of conversations
+# What is asked
+
+# Of all that can be wrong with a conversation, what keeps it from being asked.
+_BLOCKING = {
+    "no-messages": "no-messages",
+    "unknown-role": "unknown-role",
+    "no-role": "unknown-role",
+    "turn-not-an-object": "non-string-content",
+    "non-string-content": "non-string-content",
+    "empty-question": "no-messages",
+    "empty-text": "no-messages",
+    "tools-not-json": "bad-tools",
+    "tools-not-a-list": "bad-tools",
+}
 
 
-def conversation(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None, str]:
-    """(the turns to send, the reference answer or None, the shape) of a record. Raises _Unusable.
+def conversation(record: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str | None, list[Any], str]:
+    """(the turns to send, the reference answer or None, the tools, the shape) of a record. Raises _Unusable.
 
     The last assistant turn is the reference and is not sent.
     """
-    for key in ("messages", "conversations", "conversation", "dialogue", "chat"):
-        if key in record and not isinstance(record[key], str):
-            return _from_turns(record, key)
-    if isinstance(record.get("prompt"), list):
-        inner = {**record, "messages": record["prompt"]}
-        turns, _, _ = _from_turns(inner, "messages")
-        return turns, _reference_in(record), "prompt turns"
-    return _from_fields(record)
-
-
-def _from_turns(record: Mapping[str, Any], key: str) -> tuple[list[dict[str, Any]], str | None, str]:
-    given = record[key]
-    if not isinstance(given, list) or not given:
-        raise _Unusable("no-messages", f"`{key}` holds no messages")
-    turns = [_turn(item, index, key) for index, item in enumerate(given, 1)]
-    shape = "messages" if any(isinstance(item, Mapping) and "role" in item for item in given) else "sharegpt"
-    for name in ("system", "system_prompt"):
-        if isinstance(record.get(name), str) and record[name].strip() and turns[0]["role"] != "system":
-            turns.insert(0, {"role": "system", "content": record[name]})
-    reference = None
-    if turns[-1]["role"] == "assistant":
-        last = turns.pop()
-        calls = last.get("tool_calls")
-        reference = json.dumps(_call(calls[0])) if calls else str(last.get("content") or "")
-    if not any(turn["role"] == "user" and _has_text(turn) for turn in turns):
-        raise _Unusable("no-messages", "there is no user turn to answer")
-    explicit = _reference_in(record) if reference is None else None
-    return turns, explicit if explicit is not None else reference, shape
-
-
-def _turn(item: Any, index: int, key: str) -> dict[str, Any]:
-    if not isinstance(item, Mapping):
-        raise _Unusable("non-string-content", f"`{key}[{index}]` is {_kind(item)}, not a turn")
-    role = item.get("role", item.get("from"))
-    role = str(role).strip().lower() if isinstance(role, str) else ""
-    role = _ROLES.get(role, role)
-    if role not in _KNOWN_ROLES:
-        raise _Unusable("no-messages", f"turn {index} has the role {quote(item.get('role', item.get('from')), 40)!r}")
-    content = item.get("content", item.get("value"))
-    calls = item.get("tool_calls")
-    calls = calls if isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls) else None
-    if content is not None and not isinstance(content, str) and not _is_parts(content):
-        raise _Unusable("non-string-content", f"turn {index} ({role}) holds {_kind(content)} where text must stand")
-    turn: dict[str, Any] = {"role": role, "content": _joined_parts(content) if _is_parts(content) else content}
-    if calls:
-        turn["tool_calls"] = calls
-    for name in ("name", "tool_call_id"):
-        if isinstance(item.get(name), str):
-            turn[name] = item[name]
-    return turn
-
-
-def _is_parts(content: Any) -> bool:
-    return isinstance(content, list) and all(isinstance(part, (str, Mapping)) for part in content)
-
-
-def _joined_parts(parts: Sequence[Any]) -> str:
-    found = []
-    for part in parts:
-        text = part if isinstance(part, str) else part.get("text")
-        if not isinstance(text, str):
-            kind = part.get("type", "another") if isinstance(part, Mapping) else "another"
-            raise _Unusable("non-string-content", f"a content part of type {quote(kind, 30)!r}: only text can be asked")
-        found.append(text)
-    return "\n".join(found)
-
-
-def _has_text(turn: Mapping[str, Any]) -> bool:
-    return bool(str(turn.get("content") or "").strip())
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function", call)
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            pass
-    return {"name": function.get("name") if isinstance(function, Mapping) else None, "arguments": arguments}
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity"
-    names = {bool: "true or false", int: "a number", float: "a number", dict: "an object", list: "a list"}
-    return "null" if value is None else names.get(type(value), "text" if isinstance(value, str) else "another value")
-
-
-def _from_fields(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None, str]:
-    used = next((name for name in QUESTIONS if record.get(name) is not None), None)
-    if used is None:
+    if _is_bare_question(record):
+        return _bare_question(record)
+    found = read_conversation(dict(record))
+    for problem in found.problems:
+        if problem.code in _BLOCKING:
+            raise _Unusable(_BLOCKING[problem.code], problem.what)
+    if found.shape in ("unknown", "text"):
         raise _Unusable("no-messages", f"no question: none of messages, {', '.join(QUESTIONS)} is there")
-    question = record[used]
-    if not isinstance(question, str):
-        raise _Unusable("non-string-content", f"`{used}` holds {_kind(question)} where text must stand")
+    turns: list[Mapping[str, Any]] = list(found.messages)
+    reference = None
+    if found.chosen is not None:
+        reference = _answer_of(found.chosen[0]) if found.chosen else None
+    elif turns and turns[-1]["role"] == "assistant":
+        reference = _answer_of(turns.pop())
+    for turn in turns:
+        content = turn.get("content")
+        if content is not None and not isinstance(content, str):
+            raise _Unusable("non-string-content", "a turn holds more than text; only text can be asked")
+    if not any(turn["role"] == "user" for turn in turns):
+        raise _Unusable("no-messages", "there is no user turn to answer")
+    beside = _reference_in(record) if reference is None else None
+    return turns, beside if beside is not None else reference, found.tools or [], found.shape
+
+
+def _is_bare_question(record: Mapping[str, Any]) -> bool:
+    """A question in a field of its own, with choices, keywords or another rule instead of a written answer."""
+    if "choices" in record or any(isinstance(record.get(name), list) for name in ("messages", "conversations")):
+        return "choices" in record and any(isinstance(record.get(name), str) for name in QUESTIONS)
+    has_rule = any(record.get(name) is not None for name in _RULES) or _is_number(record.get("answer"))
+    return has_rule and any(isinstance(record.get(name), str) for name in QUESTIONS)
+
+
+_RULES = ("scorer", "keywords", "keywords_any", "keywords_all", "schema", "reference", "answers", "ideal", "gold")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _bare_question(record: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str | None, list[Any], str]:
+    used = next(name for name in QUESTIONS if isinstance(record.get(name), str))
+    question: str = record[used]
     if not question.strip():
         raise _Unusable("no-messages", f"`{used}` is empty")
-    shape = {"instruction": "alpaca", "prompt": "prompt/completion", "text": "plain text"}.get(used, "question/answer")
+    shape = "question with a rule"
     extra = record.get("input", record.get("context")) if used != "input" else record.get("context")
     if isinstance(extra, str) and extra.strip():
         question = f"{question}\n\n{extra}"
@@ -376,11 +318,34 @@ def _from_fields(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str |
         labelled = "\n".join(f"{chr(ord('A') + index)}. {text}" for index, text in enumerate(choices[:26]))
         question = f"{question}\n\n{labelled}\n\nAnswer with the letter of the right choice."
         shape = "multiple choice"
-    turns = [{"role": "user", "content": question}]
+    turns: list[Mapping[str, Any]] = [{"role": "user", "content": question}]
     system = record.get("system", record.get("system_prompt"))
     if isinstance(system, str) and system.strip():
         turns.insert(0, {"role": "system", "content": system})
-    return turns, _reference_in(record), shape
+    return turns, _reference_in(record), [], shape
+
+
+def _answer_of(turn: Mapping[str, Any]) -> str:
+    calls = turn.get("tool_calls")
+    if isinstance(calls, list) and calls and isinstance(calls[0], Mapping):
+        return json.dumps(_call(calls[0]), ensure_ascii=False)
+    content = turn.get("content")
+    if content is not None and not isinstance(content, str):
+        raise _Unusable("non-string-content", "the answer holds more than text")
+    return content or ""
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    if not isinstance(function, Mapping):
+        return {"name": None, "arguments": None}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            pass
+    return {"name": function.get("name"), "arguments": arguments}
 
 
 def _reference_in(record: Mapping[str, Any]) -> str | None:
@@ -393,7 +358,7 @@ def _reference_in(record: Mapping[str, Any]) -> str | None:
         if isinstance(value, str):
             return value
         if isinstance(value, float) and not math.isfinite(value):
-            raise _Unusable("non-string-content", f"`{name}` holds {_kind(value)}")
+            raise _Unusable("non-string-content", f"`{name}` holds {kind_of(value)}")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
         if isinstance(value, Mapping):
@@ -424,6 +389,10 @@ def _scorer(record: Mapping[str, Any], reference: str | None, rules: ReadingRule
             rule = {"type": "choice", "choices": record["choices"]}
             rule["answer"] = record.get("answer", record.get("label"))
             return read_scorer(rule, loader)
+        lists = (record.get(name) for name in ("answers", "ideal", "gold", "reference"))
+        several = next((value for value in lists if _texts_in(value)), None)
+        if several is not None and rules.scorer in (None, "contains", "exact", "rouge_l"):
+            return _any_of(several, rules, loader)
         if reference is None:
             raise _Unusable("no-reference", "no keywords, schema, scorer or reference answer to judge by")
         if not reference.strip():
@@ -431,6 +400,18 @@ def _scorer(record: Mapping[str, Any], reference: str | None, rules: ReadingRule
         return _with_threshold(scorer_for_reference(rules.scorer, reference, loader), rules)
     except BadScorer as error:
         raise _Unusable("bad-scorer", str(error)) from error
+
+
+def _texts_in(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(item, str) for item in value)
+
+
+def _any_of(answers: list[str], rules: ReadingRules, loader: Any) -> Scorer:
+    """Several right answers: one of them is enough."""
+    kind = rules.scorer or scorer_for_reference(None, max(answers, key=len), loader).kind
+    if kind in ("exact", "rouge_l"):
+        return _with_threshold(read_scorer({"type": kind, "answers": answers}, loader), rules)
+    return read_scorer({"type": "contains", "any": answers}, loader)
 
 
 def _filled_in(given: Any, reference: str | None, loader: Any) -> Scorer:
@@ -466,9 +447,7 @@ def answer_to_show(sample: Sample) -> str | None:
         return str(words[0]) if rule["mode"] == "any" else ", ".join(words)
     if sample.scorer.kind == "json_schema" and isinstance(rule.get("expected"), Mapping):
         answer = json.dumps(rule["expected"], ensure_ascii=False)
-        from preflight.scoring import schema_problem
-
-        return answer if not schema_problem(rule["schema"], dict(rule["expected"])) else None
+        return answer if rule["validator"].check(dict(rule["expected"])).valid else None
     if sample.scorer.kind == "numeric":
         return f"{rule['answer']:g}"
     if sample.scorer.kind == "choice":

@@ -15,6 +15,7 @@ from typing import Any
 
 from preflight.findings import quote
 from preflight.regexes import TooSlow, search_bounded
+from preflight.schemas import Validator
 
 # Heuristic: below it two short texts share little more than common words. `--rouge-threshold` changes it.
 ROUGE_THRESHOLD = 0.5
@@ -230,8 +231,13 @@ def _check_json_schema(rule: dict[str, Any], load_schema: Callable[[str], Any]) 
         schema = load_schema(schema)
     if not isinstance(schema, (dict, bool)):
         raise BadScorer("`schema` must be a JSON Schema or the name of a file that holds one")
-    rule["schema"] = schema
     _only(rule, "schema", "expected", "strict")
+    validator = Validator(schema)
+    if validator.problem:
+        raise BadScorer(f"the schema is not valid: {quote(validator.problem, 160)}")
+    if validator.open_refs:
+        raise BadScorer(f"the schema refers to {quote(validator.open_refs[0], 100)}, which is not in it")
+    rule["schema"], rule["validator"] = schema, validator
     if "expected" in rule and not isinstance(rule["expected"], dict):
         raise BadScorer("`expected` must be an object of field and value")
 
@@ -484,9 +490,13 @@ def _json_schema(rule: Mapping[str, Any], text: str) -> Scored:
     value, failed, how = _json_value(rule, text)
     if failed is not None:
         return failed
-    problem = schema_problem(rule["schema"], value)
-    if problem:
-        return Scored(False, problem, wrong_form=True, extracted=value, recovered=how)
+    fit = rule["validator"].check(value, limit=1)
+    if fit.unknown:
+        return Scored(False, f"could not be judged: {quote(fit.unknown, 120)}", True, extracted=value, recovered=how)
+    if fit.errors:
+        first = fit.errors[0]
+        place = f"{first.pointer}: " if first.pointer else ""
+        return Scored(False, f"{place}{quote(first.message, 120)}", True, extracted=value, recovered=how)
     expected: Mapping[str, Any] = rule.get("expected") or {}
     wrong = [name for name in expected if not same_json(_field(value, name), expected[name])]
     if wrong:
@@ -520,23 +530,6 @@ def same_json(left: Any, right: Any) -> bool:
         return fingerprint(left) == fingerprint(right)
     except (TypeError, ValueError, RecursionError):
         return False
-
-
-def schema_problem(schema: Any, value: Any) -> str:
-    """ "" when the value satisfies the schema, else where and why not. References are never fetched from a network."""
-    import jsonschema
-    from referencing.exceptions import Unresolvable
-
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        error = jsonschema.exceptions.best_match(kind(schema).iter_errors(value))
-    except Unresolvable as problem:
-        raise BadScorer(f"the schema refers to {quote(problem, 100)}, which is not in it") from problem
-    except (re.error, RecursionError, jsonschema.exceptions.SchemaError) as problem:
-        raise BadScorer(f"the schema cannot be applied ({quote(problem, 100)})") from problem
-    if error is None:
-        return ""
-    return f"{error.json_path}: {quote(error.message, 120)}"
 
 
 def _json_equal(rule: Mapping[str, Any], text: str) -> Scored:
