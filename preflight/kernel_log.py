@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from preflight.facts import table
+from preflight.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,34 @@ def looks_like_kernel_log(text: str) -> bool:
     return bool(re.search(r"NVRM:|nvidia-modeset|amdgpu 0000:|\bkernel: (?:nvidia|nouveau)", text))
 
 
-def parse_kernel_log(text: str) -> KernelLog:
+def read_kernel_log(machine: Machine) -> KernelLog:
+    """The kernel's GPU lines of this boot, from whichever source this user may read; not readable in most containers.
+
+    Reading a log that rotates or is refused is normal: `readable` then says so.
+    """
+    if machine.replayed:
+        texts = [
+            answer.text
+            for kind, answer in machine.recorded("")
+            if looks_like_kernel_log(answer.text) or re.search(r"dmesg|journalctl|kern\.log|/var/log/", kind)
+        ]
+        return parse_kernel_log("\n".join(texts)) if texts else KernelLog()
+    # dmesg is refused to ordinary users on many systems, where the journal may be allowed
+    for command in (["dmesg"], ["journalctl", "-k", "-b", "--no-pager", "-o", "short"]):
+        answer = machine.run(command, timeout_s=5.0)
+        if answer.ok and answer.text.strip():
+            gpu_lines = [line for line in answer.text.splitlines() if _ABOUT_GPUS.search(line) or line[:1].isspace()]
+            return parse_kernel_log("\n".join(gpu_lines), readable=True)
+    return KernelLog()
+
+
+_ABOUT_GPUS = re.compile(
+    r"(?i)nvrm|nvidia|nouveau|amdgpu|\bxid\b|aer:|pcie bus error|out of memory: killed|oom-kill"
+    r"|module.*(?:reject|key)"
+)
+
+
+def parse_kernel_log(text: str, readable: bool | None = None) -> KernelLog:
     """The GPU lines of dmesg, journalctl -k or kern.log, in any of their time formats."""
     log = messages(text)
     whole = "\n".join(log)
@@ -98,7 +126,7 @@ def parse_kernel_log(text: str) -> KernelLog:
     amd = r"amdgpu.*(?:ring .* timeout|GPU reset|hang|VM_L2_PROTECTION|ras.*unc)"
     small_bar = r"BAR\d? is \d+M @ 0x0|PCI I/O region assigned to your NVIDIA device is invalid"
     return KernelLog(
-        readable=bool(log),
+        readable=bool(log) if readable is None else readable,
         xids=tuple(xids),
         init_failed=tuple(dict.fromkeys(card.lower() for card in init)),
         needs_open_module=True if needs_open else None,

@@ -1,0 +1,1258 @@
+"""Judges what accelerators are here and whether their drivers answer: one plain function per question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from preflight import wheels
+from preflight.capability import SOURCE as CAPABILITY_SOURCE
+from preflight.capability import capability_from_name, capability_of, completed
+from preflight.console import gib
+from preflight.findings import Finding, Level, quote
+from preflight.gpus import Accelerators, Gpu, PciCard, Trouble, usable_gpus
+from preflight.host import Host
+from preflight.kernel_log import KernelLog
+from preflight.nvidia import short_bus_id
+from preflight.torch_state import TorchState
+
+DRIVER_SOURCE = "facts/cuda_driver.json (NVIDIA CUDA toolkit release notes, CUDA Compatibility guide)"
+NVML_SOURCE = "facts/xid.json related_strings (NVML return codes, nvidia-smi messages)"
+AGAIN = "run `python gpu_probe.py` again"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything that was looked at; the checks read nothing else."""
+
+    accelerators: Accelerators = field(default_factory=Accelerators)
+    host: Host = field(default_factory=Host)
+    log: KernelLog = field(default_factory=KernelLog)
+    torch: TorchState = field(default_factory=TorchState)
+    visible_devices: str | None = None
+    replayed: bool = False
+    cann: str | None = None
+    acl_json: bool | None = None
+    module_loaded: bool | None = None
+    device_files: bool | None = None
+    choice: wheels.Choice | None = None
+    target: wheels.Target | None = None
+
+    @property
+    def system(self) -> str:
+        """Linux, Windows or Darwin; from the driver model where the platform was not recorded."""
+        if self.host.system:
+            return self.host.system
+        windows = any(gpu.driver_model for gpu in self.accelerators.gpus)
+        return "Windows" if windows or "windows adapters" in dict(self.accelerators.asked) else "Linux"
+
+    @property
+    def usable(self) -> list[Gpu]:
+        """What a training process can use."""
+        return [completed(gpu) for gpu in usable_gpus(self.accelerators)]
+
+    @property
+    def nvidia(self) -> list[Gpu]:
+        """The usable NVIDIA devices."""
+        return [gpu for gpu in self.usable if gpu.vendor == "nvidia"]
+
+    def trouble(self, kind: str) -> Trouble | None:
+        """The first trouble of this kind that nvidia-smi reported."""
+        return next((t for t in self.accelerators.troubles if t.kind == kind and t.tool.endswith("nvidia-smi")), None)
+
+    def cards(self, vendor: str) -> tuple[PciCard, ...]:
+        """The vendor's cards on the PCI bus."""
+        return tuple(card for card in self.accelerators.pci if card.vendor == vendor)
+
+
+def again(*first: str) -> tuple[str, ...]:
+    """The fixes, ended with how to see whether they helped."""
+    return (*first, AGAIN)[:3]
+
+
+def count(things: int, noun: str) -> str:
+    """ "1 card", "2 cards"."""
+    return f"{things} {noun}" if things == 1 else f"{things} {noun}s"
+
+
+# --- what is here
+
+
+def check_devices(seen: Seen) -> list[Finding]:
+    """What can be trained on; or that there is only the CPU."""
+    usable = seen.usable
+    if usable:
+        names = [quote(gpu.name or f"{gpu.vendor} device") for gpu in usable]
+        listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+        sizes = {gib(gpu.total_bytes) for gpu in usable}
+        each = f" with {sizes.pop()}{' each' if len(usable) > 1 else ''}" if len(sizes) == 1 else ""
+        said = f"{count(len(usable), 'device')} can be trained on: {listed}{each}."
+        if not any(trouble.kind in _FATAL for trouble in seen.accelerators.troubles):
+            return [Finding("ok", Level.OK, said)]
+        return []
+    if seen.accelerators.gpus or any(trouble.kind != "absent" for trouble in seen.accelerators.troubles):
+        return []  # devices or tools that do not work have findings of their own
+    if any(card.vendor in ("nvidia", "amd", "ascend") for card in seen.accelerators.pci):
+        return []
+    if seen.torch.devices or seen.torch.mps or seen.torch.xpu:
+        return []
+    looked = [tool for tool, _ in seen.accelerators.asked]
+    if seen.replayed and not looked:
+        if seen.log.readable or seen.torch.asked:
+            return []
+        return [
+            Finding(
+                "accelerators-not-recorded",
+                Level.UNKNOWN,
+                "Could not tell which accelerators this machine has: the recording holds no answer of any "
+                "vendor's tool.",
+                "What was not recorded is not the same as what is not there.",
+                ("record the machine: `python gpu_probe.py --record FOLDER`",),
+                "preflight/machine.py",
+            )
+        ]
+    if seen.device_files:
+        return [_container_without_tools(seen)]
+    where = "this container" if seen.host.in_container else "this machine"
+    igpu = next((card for card in seen.accelerators.pci if card.vendor == "intel"), None)
+    fixes = [
+        "train a small model on the CPU (up to some 500 million parameters with LoRA), or rent a GPU machine",
+    ]
+    if seen.host.in_container:
+        fixes.insert(
+            0,
+            "if the host has a GPU, start the container with it: `docker run --gpus all …` (NVIDIA), "
+            "`--device /dev/kfd --device /dev/dri` (AMD)",
+        )
+    if seen.host.wsl:
+        fixes.insert(
+            0, "if Windows has an NVIDIA card, update its Windows driver and run `wsl --update`, then `wsl --shutdown`"
+        )
+    return [
+        Finding(
+            "no-gpu",
+            Level.WARN,
+            f"No accelerator in {where}: only the CPU can train here.",
+            f"Asked: {', '.join(looked) or 'every vendor tool'}; none is here or sees a device"
+            + (f" ({quote(igpu.name)} is an integrated GPU that torch's XPU build may use)." if igpu else "."),
+            tuple(fixes[:3]),
+            "what the tools answered",
+        )
+    ]
+
+
+_FATAL = (
+    "lost",
+    "mismatch",
+    "no-devices",
+    "no-driver",
+    "unknown-error",
+    "no-library",
+    "permission",
+    "blocked",
+    "timeout",
+)
+
+
+def _container_without_tools(seen: Seen) -> Finding:
+    return Finding(
+        "container-without-driver-tools",
+        Level.FAIL,
+        "GPU device files are here (/dev/nvidia*), but neither nvidia-smi nor the driver's libraries are.",
+        "In a container the NVIDIA container toolkit brings them in from the host; it was not used, or without "
+        "the utility capability.",
+        again("start it with `docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …`"),
+        NVML_SOURCE,
+    )
+
+
+def check_driver_answers(seen: Seen) -> list[Finding]:
+    """Why NVIDIA's tool or driver does not work, told apart by its own words."""
+    found: list[Finding] = []
+    for kind, judge in (
+        ("timeout", _hangs),
+        ("mismatch", _mismatch),
+        ("lost", _lost),
+        ("no-devices", _no_devices),
+        ("no-driver", _no_driver),
+        ("unknown-error", _unknown_error),
+        ("no-library", _no_library),
+        ("permission", _permission),
+        ("blocked", _blocked),
+        ("truncated", _truncated),
+        ("failed", _failed),
+        ("absent", _absent),
+    ):
+        trouble = seen.trouble(kind)
+        if trouble is not None:
+            finding = judge(seen, trouble)
+            if finding is not None:
+                found.append(finding)
+    if not found and seen.log.mismatch and not seen.nvidia:
+        found += [f for f in [_mismatch(seen, Trouble("kernel log", "mismatch"))] if f]
+    if not any(f.code == "gpu-lost" for f in found):
+        lost = [gpu for gpu in seen.accelerators.gpus if gpu.lost]
+        if lost:
+            buses = tuple(short_bus_id(gpu.pci_bus_id) for gpu in lost if gpu.pci_bus_id)
+            found.append(_lost(seen, Trouble("nvidia-smi", "lost", "", buses)))
+    return found
+
+
+def _hangs(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "nvidia-smi-hangs",
+        Level.FAIL,
+        f"nvidia-smi does not answer ({quote(trouble.text)}) and was given up.",
+        "The driver waits for a card that does not respond: a hung kernel, a card that fell off the bus, or a "
+        "driver being reloaded. "
+        "CUDA programs hang in the same place.",
+        again(
+            "look for the reason: `sudo dmesg | grep -iE 'xid|nvrm'`",
+            "reboot (power-cycle when the driver cannot be unloaded)",
+        ),
+        NVML_SOURCE,
+    )
+
+
+def _mismatch(seen: Seen, trouble: Trouble) -> Finding | None:
+    if seen.host.wsl:
+        return None  # there the client and the Windows driver differ by design
+    driver = seen.accelerators.driver
+    library = driver.library or (seen.log.mismatch[0] if seen.log.mismatch else None)
+    module = driver.kernel_module or (seen.log.mismatch[1] if seen.log.mismatch else None)
+    versions = f" (library {library or 'unknown'}, loaded kernel module {module or 'unknown'})"
+    inside = seen.host.in_container
+    return Finding(
+        "driver-library-mismatch",
+        Level.FAIL,
+        f"The NVIDIA driver was updated but the old kernel module is still loaded{versions}: the card is there "
+        f"and cannot be used.",
+        "User-space library and kernel module must be the same version; an unattended upgrade replaces the first "
+        "and not the second.",
+        (
+            "reboot" + (" the host (not the container)" if inside else ""),
+            "or reload the modules with no program on the card: `sudo rmmod nvidia_drm nvidia_modeset nvidia_uvm "
+            "nvidia && "
+            "sudo modprobe nvidia`",
+            "if it comes back, hold driver upgrades: `sudo apt-mark hold 'nvidia-*' 'libnvidia-*'`",
+        ),
+        NVML_SOURCE,
+    )
+
+
+def _lost(seen: Seen, trouble: Trouble) -> Finding:
+    revision_ff = [card.slot for card in seen.cards("nvidia") if not card.answers]
+    buses = list(trouble.bus_ids) or revision_ff
+    others = [card for card in seen.cards("nvidia") if card.answers]
+    others_said = (
+        f" The other {count(len(others), 'card')} on the bus still answer{'s' if len(others) == 1 else ''}."
+        if others
+        else ""
+    )
+    keep = "until then use only the cards that answer: set CUDA_VISIBLE_DEVICES"
+    return Finding(
+        "gpu-lost",
+        Level.FAIL,
+        f"A card is there but no longer answers on PCIe ({', '.join(buses) or 'bus id not told'}): the GPU is "
+        f"lost.{others_said}",
+        "The link to the card broke while it ran: power, cable or riser, slot, heat, overclock or PCIe power "
+        "saving. This is not a "
+        "timeout (TDR), and nothing that is installed with pip can change it.",
+        (
+            "power the machine off and on (a warm reboot often does not bring the card back)",
+            "then check power supply and cables, riser, slot and temperature" + (f"; {keep}" if others else ""),
+            "if it comes back under load: lower the power limit with `sudo nvidia-smi -pl WATTS`, try another "
+            "slot, remove overclocking",
+        ),
+        "facts/xid.json Xid 79; NVML_ERROR_GPU_IS_LOST",
+    )
+
+
+def _no_devices(seen: Seen, trouble: Trouble) -> Finding:
+    cards, log = seen.cards("nvidia"), seen.log
+    named = ", ".join(quote(card.name) for card in cards)
+    ids = ", ".join(card.pci_id for card in cards if card.pci_id)
+    chips = [capability for card in cards if (capability := capability_from_name(card.name))]
+    blackwell = any(wheels.numbers(capability) >= (10, 0) for capability in chips)
+    if log.init_failed or log.needs_open_module or (cards and blackwell and log.proprietary_module):
+        opened = log.needs_open_module or (blackwell and log.proprietary_module is not False)
+        version = f" {log.module_version}" if log.module_version else ""
+        which = f"{named or 'seen in the kernel log'}{', ' + ids if ids else ''}"
+        what = f"The NVIDIA driver{version} cannot initialise the card ({which})"
+        if opened:
+            return Finding(
+                "adapter-init-failed",
+                Level.FAIL,
+                f"{what}: it needs the open kernel modules and the proprietary ones are loaded.",
+                "Blackwell and newer cards are driven by NVIDIA's open kernel modules only; RmInitAdapter fails "
+                "with the others.",
+                again(
+                    "install the open flavour of the same driver, for example `sudo apt install nvidia-open` or "
+                    "the -open package of "
+                    "your distribution, and reboot",
+                    "if it still fails with the open module: enable Above 4G Decoding and Resizable BAR in the "
+                    "firmware",
+                ),
+                "NVIDIA open-gpu-kernel-modules README; kernel log",
+            )
+        return Finding(
+            "adapter-init-failed",
+            Level.FAIL,
+            f"{what}: RmInitAdapter failed.",
+            "The module is loaded and the card is on the bus, but bringing it up failed: firmware settings (BAR "
+            "space), power, "
+            "a driver too old for the card, or a fault of the card.",
+            again(
+                "enable Above 4G Decoding and Resizable BAR in the firmware and update it",
+                "power off completely, reseat the card and its power cables",
+            ),
+            "kernel log (NVRM RmInitAdapter)",
+        )
+    if cards:
+        dead = [card.slot for card in cards if not card.answers]
+        if dead:
+            return _lost(seen, trouble)
+        old = [capability for capability in chips if wheels.driver_for(capability)[1]]
+        return Finding(
+            "no-devices-found",
+            Level.FAIL,
+            f"The NVIDIA driver runs but drives no card, although one is on the bus: {named}.",
+            "The driver does not support this card (too old or too new a branch"
+            + (f": branch {wheels.driver_for(old[0])[1]} is the last for it" if old else "")
+            + "), another driver holds it (nouveau, vfio-pci), or its start failed.",
+            again("see why: `sudo dmesg | grep -i nvrm`", "install the driver branch that supports the card"),
+            NVML_SOURCE,
+        )
+    where = " The machine is a container: the devices were not passed in." if seen.host.in_container else ""
+    return Finding(
+        "no-devices-found",
+        Level.FAIL,
+        "The NVIDIA driver runs and says that no devices were found.",
+        "The driver's module is loaded, so a card was expected: it is switched off, held by another driver, "
+        "passed to a virtual "
+        f"machine, or failed to start; the bus was not listed here.{where}",
+        again("see what the bus shows: `lspci -nnk -d 10de:`", "see why: `sudo dmesg | grep -i nvrm`"),
+        NVML_SOURCE,
+    )
+
+
+def _no_driver(seen: Seen, trouble: Trouble) -> Finding:
+    cards, log = seen.cards("nvidia"), seen.log
+    named = f" ({', '.join(quote(card.name) for card in cards)})" if cards else ""
+    base = f"nvidia-smi is installed but the NVIDIA kernel driver is not running{named}"
+    source = NVML_SOURCE
+    dead = [card.slot for card in cards if not card.answers]
+    modules = {card.module for card in cards if card.module}
+    if seen.host.wsl:
+        return Finding(
+            "driver-not-running",
+            Level.FAIL,
+            "nvidia-smi in WSL cannot reach the Windows driver.",
+            "In WSL the driver is the Windows one; a Linux NVIDIA driver installed inside hides it.",
+            again(
+                "update the NVIDIA driver on Windows and run `wsl --update`, then `wsl --shutdown`",
+                "remove any Linux NVIDIA driver from this distribution",
+            ),
+            "CUDA on WSL user guide",
+        )
+    if log.signature_rejected:
+        return Finding(
+            "driver-module-rejected",
+            Level.FAIL,
+            f"{base}: Secure Boot refused to load its module.",
+            "The kernel log says that the module's key is not enrolled. The driver itself is installed.",
+            again(
+                "enrol the key: `sudo mokutil --import /var/lib/shim-signed/mok/MOK.der`, reboot and confirm in "
+                "the blue menu",
+                "or switch Secure Boot off in the firmware",
+            ),
+            "kernel log",
+        )
+    if dead:
+        return Finding(
+            "gpu-powered-off",
+            Level.FAIL,
+            f"{base}: the card in slot {', '.join(dead)} is switched off (revision ff).",
+            "On laptops with two GPUs the power-saving profile switches the NVIDIA card off; on a desktop the "
+            "card is lost.",
+            again(
+                "switch it on: `sudo prime-select on-demand` (or `nvidia`) and reboot; with bbswitch `echo ON | "
+                "sudo tee /proc/acpi/bbswitch`",
+                "on a desktop: power off completely and check the card's cables",
+            ),
+            "lspci revision ff; Optimus power management",
+        )
+    if "nouveau" in modules or log.nouveau:
+        return Finding(
+            "nouveau-in-use",
+            Level.FAIL,
+            f"{base}: the nouveau driver holds the card.",
+            "Only one driver can own the card, and CUDA needs NVIDIA's.",
+            again(
+                "block it: `echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf && sudo "
+                "update-initramfs -u`, reboot"
+            ),
+            "lspci -k; kernel log",
+        )
+    if "vfio-pci" in modules:
+        return Finding(
+            "gpu-passed-through",
+            Level.FAIL,
+            f"{base}: the card is reserved for a virtual machine (vfio-pci).",
+            "A card bound to vfio-pci is not the host's to use.",
+            again("run the training inside that machine, or unbind the card from vfio-pci"),
+            "lspci -k",
+        )
+    optimus = seen.cards("intel") or seen.cards("amd")
+    hint = (
+        "on a laptop with two GPUs first switch the NVIDIA one on: `sudo prime-select on-demand`, then reboot"
+        if optimus
+        else "if the machine boots with Secure Boot, see whether the module was refused: `sudo dmesg | grep -i "
+        "'module verification'`"
+    )
+    return Finding(
+        "driver-not-running",
+        Level.FAIL,
+        f"{base}.",
+        "Its module is not loaded: most often the kernel was updated and the module was not rebuilt for it "
+        "(DKMS), or the card "
+        "is switched off.",
+        again(
+            "rebuild and load it: `sudo dkms autoinstall && sudo modprobe nvidia`, or reinstall the driver "
+            "package and reboot",
+            hint,
+        ),
+        source,
+    )
+
+
+def _unknown_error(seen: Seen, trouble: Trouble) -> Finding:
+    inside = seen.host.in_container
+    return Finding(
+        "nvml-unknown-error",
+        Level.FAIL,
+        f"nvidia-smi fails with '{quote(trouble.text, 120)}'"
+        + (" in this container: it lost its access to the card." if inside else "."),
+        "In a container this happens when systemd reloads on the host and rewrites the device cgroup: programs "
+        "that already run go "
+        "on, new ones see no card. Outside a container it is a driver that does not start.",
+        again(
+            "restart the container" + ("" if inside else " (or, outside a container, reboot)"),
+            "to keep it from coming back: run with `--device /dev/nvidia0 --device /dev/nvidiactl --device "
+            "/dev/nvidia-uvm`, or set "
+            '"exec-opts": ["native.cgroupdriver=cgroupfs"] in Docker\'s daemon.json',
+        ),
+        "NVIDIA container toolkit, troubleshooting (containers losing access to GPUs)",
+    )
+
+
+def _no_library(seen: Seen, trouble: Trouble) -> Finding:
+    inside = seen.host.in_container
+    return Finding(
+        "nvml-library-missing",
+        Level.FAIL,
+        "nvidia-smi is here but the driver's library libnvidia-ml is not.",
+        "The driver's user-space part is missing or not on the library path"
+        + (
+            ": in a container the NVIDIA container toolkit brings it in."
+            if inside
+            else "; the installation is incomplete."
+        ),
+        again(
+            "start the container with `--gpus all`"
+            if inside
+            else "reinstall the driver package (user-space libraries included)",
+            "then `sudo ldconfig`",
+        ),
+        NVML_SOURCE,
+    )
+
+
+def _permission(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "gpu-permission-denied",
+        Level.FAIL,
+        "nvidia-smi has no permission to talk to the driver.",
+        "The device files /dev/nvidia* are not readable for this user, or the container was given none.",
+        again("look at them: `ls -l /dev/nvidia*`, and add the user to the group that owns them (video or render)"),
+        NVML_SOURCE,
+    )
+
+
+def _blocked(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "gpu-access-blocked",
+        Level.FAIL,
+        "The operating system blocks access to the GPU ('GPU access blocked by the operating system').",
+        "In WSL 2 this means that Windows and WSL do not fit each other, or that a Linux driver was installed "
+        "inside WSL.",
+        again(
+            "on Windows run `wsl --update`, then `wsl --shutdown`, and update the NVIDIA driver there",
+            "remove any Linux NVIDIA driver from this distribution: `sudo apt purge 'nvidia-*' 'libnvidia-*'`",
+        ),
+        NVML_SOURCE,
+    )
+
+
+def _truncated(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "tool-output-truncated",
+        Level.UNKNOWN,
+        "nvidia-smi's output ends in the middle: what follows could not be told.",
+        "Cards or fields after that place are missing here, which does not mean that the machine lacks them.",
+        (f"{AGAIN} on the machine itself, or record it with `--record FOLDER`",),
+        "nvidia-smi",
+    )
+
+
+def _failed(seen: Seen, trouble: Trouble) -> Finding | None:
+    if seen.usable:
+        return None
+    return Finding(
+        "nvidia-smi-failed",
+        Level.UNKNOWN,
+        f"Could not tell what nvidia-smi means: {quote(trouble.text, 200)}",
+        "It is none of the failures that are known here.",
+        again("see what the kernel says: `sudo dmesg | grep -i nvrm`"),
+        "nvidia-smi",
+    )
+
+
+def _absent(seen: Seen, trouble: Trouble) -> Finding | None:
+    cards = seen.cards("nvidia")
+    if not cards or seen.nvidia:
+        return None
+    named = ", ".join(quote(card.name) for card in cards)
+    capability = next((value for card in cards if (value := capability_from_name(card.name))), None)
+    if seen.host.in_container:
+        return Finding(
+            "container-without-gpu",
+            Level.FAIL,
+            f"The host has an NVIDIA card ({named}), but this container was started without it.",
+            "Driver and devices come into a container from the host, by the NVIDIA container toolkit; installing "
+            "a driver inside does not help.",
+            again(
+                "start it with `docker run --gpus all …` (Podman: `--device nvidia.com/gpu=all`)",
+                "on the host install the toolkit first: `sudo apt install nvidia-container-toolkit`",
+            ),
+            "NVIDIA container toolkit documentation",
+        )
+    least, last = wheels.driver_for(capability) if capability else (None, None)
+    branch = f" of branch {last}" if last else f" of branch {max(least or 0, 580)} or newer"
+    how = {
+        "Windows": "download it from nvidia.com/drivers, install, and open a new terminal",
+        "Linux": "on Ubuntu `sudo ubuntu-drivers install`, elsewhere the distribution's nvidia package, then reboot",
+    }.get(seen.system, "install it")
+    nouveau = any(card.module == "nouveau" for card in cards)
+    return Finding(
+        "driver-missing",
+        Level.FAIL,
+        f"An NVIDIA card is here ({named}) but no NVIDIA driver: nvidia-smi is not installed.",
+        "Without the driver nothing can use the card"
+        + (" (the nouveau driver that holds it has no CUDA)." if nouveau else ".")
+        + " The CUDA toolkit (nvcc) is not needed: torch's wheels bring their own CUDA libraries.",
+        again(f"install an NVIDIA driver{branch}: {how}"),
+        DRIVER_SOURCE,
+    )
+
+
+def check_other_vendors_answer(seen: Seen) -> list[Finding]:
+    """AMD, Ascend and Intel devices on the bus that no tool answers for, and tools that fail."""
+    found: list[Finding] = []
+    for trouble in seen.accelerators.troubles:
+        if trouble.tool.endswith("nvidia-smi"):
+            continue
+        hang = trouble.kind == "timeout"
+        found.append(
+            Finding(
+                f"{trouble.tool}-{'hangs' if hang else 'failed'}",
+                Level.FAIL if not seen.usable else Level.UNKNOWN,
+                f"{trouble.tool} {'does not answer' if hang else 'found no device'}: {quote(trouble.text, 200)}",
+                "The tool is installed, so a device was expected: its driver does not run or refuses this user.",
+                again(*_VENDOR_FIXES.get(trouble.tool, ("see what the kernel says: `sudo dmesg | tail -50`",))),
+                trouble.tool,
+            )
+        )
+    amd = [card for card in seen.cards("amd") if not re.search(r"Audio|Host", card.name)]
+    if amd and not seen.accelerators.vendor("amd") and not seen.nvidia and not found:
+        named = ", ".join(quote(card.name) for card in amd)
+        found.append(
+            Finding(
+                "rocm-missing",
+                Level.WARN,
+                f"An AMD GPU is here ({named}) but neither amd-smi nor rocm-smi answers.",
+                "torch's ROCm wheels need the amdgpu kernel driver and permission for /dev/kfd and /dev/dri; the "
+                "tools come with ROCm."
+                + (" On Windows PyTorch's own index has no ROCm build." if seen.system == "Windows" else ""),
+                again(
+                    "install ROCm's kernel driver and tools (rocm.docs.amd.com), and `sudo usermod -aG "
+                    "render,video $USER`"
+                ),
+                "AMD ROCm installation guide",
+            )
+        )
+    if seen.cards("ascend") and not seen.accelerators.vendor("ascend") and not found:
+        found.append(
+            Finding(
+                "npu-driver-missing",
+                Level.FAIL,
+                "A Huawei device is on the bus but npu-smi does not answer.",
+                "The Ascend driver and firmware are not installed or not running.",
+                again("install the Ascend HDK driver and firmware, then `npu-smi info`"),
+                "facts/FACTS.md section 9",
+            )
+        )
+    return found
+
+
+_VENDOR_FIXES = {
+    "npu-smi": (
+        "the device is used by another container or the user is not in HwHiAiUser: check with `npu-smi info` as root",
+    ),
+    "amd-smi": ("add the user to the groups: `sudo usermod -aG render,video $USER`, and log in again",),
+    "rocm-smi": ("add the user to the groups: `sudo usermod -aG render,video $USER`, and log in again",),
+    "xpu-smi": ("install the Intel GPU driver (intel-opencl-icd, level-zero) and add the user to the group render",),
+}
+
+
+# --- what kind of device it is
+
+
+def check_unified_memory(seen: Seen) -> list[Finding]:
+    """GPUs that share the system's memory."""
+    found = []
+    for gpu in seen.usable:
+        if not gpu.unified_memory or gpu.vendor == "amd" or gpu.role == "integrated, ignore":
+            continue
+        found.append(
+            Finding(
+                "unified-memory",
+                Level.OK,
+                f"{quote(gpu.name or 'The GPU')} has no memory of its own: it shares the system's "
+                f"{gib(gpu.total_bytes)}, "
+                f"of which {gib(gpu.free_bytes)} is available now.",
+                "Data on the CPU side, page cache and model come out of the same memory, so the budget is "
+                "MemAvailable of "
+                "/proc/meminfo, once; nvidia-smi shows none and cudaMemGetInfo reports too little.",
+                (),
+                "facts/FACTS.md section 4",
+            )
+        )
+    return found
+
+
+def check_mig(seen: Seen) -> list[Finding]:
+    """Cards cut into MIG slices: one process uses one slice."""
+    found = []
+    for card in seen.accelerators.gpus:
+        if card.mig_mode != "enabled":
+            continue
+        parts = [part for part in seen.accelerators.slices if part.parent == card.index]
+        if not parts:
+            found.append(
+                Finding(
+                    "mig-no-instances",
+                    Level.FAIL,
+                    f"GPU {card.index} ({quote(card.name)}) is in MIG mode and has no MIG instance: CUDA cannot "
+                    f"use it.",
+                    "In MIG mode a program can only run on an instance.",
+                    again(
+                        "create one: `sudo nvidia-smi mig -cgi 0 -C` (profile 0 is the whole card)",
+                        "or switch MIG off: `sudo nvidia-smi -i " + str(card.index) + " -mig 0`",
+                    ),
+                    "NVIDIA MIG user guide",
+                )
+            )
+            continue
+        best = max(parts, key=lambda part: (part.free_bytes or 0, part.total_bytes or 0))
+        room = (
+            f"the freest has {gib(best.free_bytes)} of {gib(best.total_bytes)}"
+            if best.free_bytes is not None
+            else (f"the largest has at most {gib(best.total_bytes)}")
+        )
+        found.append(
+            Finding(
+                "mig-enabled",
+                Level.WARN,
+                f"GPU {card.index} ({quote(card.name)}) is cut into {count(len(parts), 'MIG slice')}: {room}.",
+                f"One CUDA process uses one slice; slices do not add up, and the {gib(card.total_bytes)} of the "
+                f"whole card are not "
+                "available to it.",
+                (
+                    "choose a slice: `export CUDA_VISIBLE_DEVICES=MIG-<uuid>` with a UUID from `nvidia-smi -L`",
+                    "for the whole card ask the administrator to switch MIG off",
+                ),
+                "NVIDIA MIG user guide",
+            )
+        )
+    return found
+
+
+def check_vgpu(seen: Seen) -> list[Finding]:
+    """Virtual GPUs and their licence."""
+    found = []
+    for gpu in seen.accelerators.gpus:
+        virtual = gpu.virtualization == "vGPU" or re.search(r"\b[A-Z]+\d+\w*-\d+[ABCQ]\b", gpu.name or "")
+        if not virtual:
+            continue
+        unlicensed = gpu.license is not None and re.search(r"unlicen|expired|restricted", gpu.license, re.IGNORECASE)
+        if unlicensed:
+            found.append(
+                Finding(
+                    "vgpu-unlicensed",
+                    Level.WARN,
+                    f"{quote(gpu.name)} is a virtual GPU without a licence: {quote(gpu.license)}.",
+                    "An unlicensed vGPU is slowed down after a while and CUDA work on it starts to fail; the "
+                    "stress test may pass "
+                    "in its first minutes.",
+                    (
+                        "get a licence: check the token in /etc/nvidia/ClientConfigToken and `systemctl status "
+                        "nvidia-gridd`",
+                    ),
+                    "NVIDIA virtual GPU client licensing guide",
+                )
+            )
+        else:
+            found.append(
+                Finding(
+                    "vgpu",
+                    Level.OK,
+                    f"{quote(gpu.name)} is a virtual GPU with {gib(gpu.total_bytes)}.",
+                    "It is a share of a board: its own memory counts, not the board's; temperature and power "
+                    "belong to the host.",
+                    (),
+                    "NVIDIA virtual GPU documentation",
+                )
+            )
+    return found
+
+
+def check_wsl(seen: Seen) -> list[Finding]:
+    """Linux under Windows: where its driver lives."""
+    if "wsl1" in seen.host.environments:
+        return [
+            Finding(
+                "wsl1",
+                Level.FAIL,
+                "This is WSL 1, which cannot use a GPU.",
+                "GPU support needs WSL 2 with its own kernel.",
+                ("convert it on Windows: `wsl --set-version <distribution> 2`",),
+                "CUDA on WSL user guide",
+            )
+        ]
+    if "wsl2" not in seen.host.environments or not seen.nvidia:
+        return []
+    driver = seen.accelerators.driver
+    differ = driver.nvidia_smi and driver.version and driver.nvidia_smi != driver.version
+    return [
+        Finding(
+            "wsl2",
+            Level.OK,
+            f"WSL 2: the driver is the Windows one ({driver.version or 'version not told'})"
+            + (
+                f"; nvidia-smi {driver.nvidia_smi} is its Linux client, and the two differ by design."
+                if differ
+                else "."
+            ),
+            "Update the driver on Windows and never install a Linux NVIDIA driver inside. The Windows desktop "
+            "shares this memory and "
+            "Windows may page it out; memory per process and Xid errors cannot be seen from here.",
+            (),
+            "CUDA on WSL user guide",
+        )
+    ]
+
+
+def check_driver_model(seen: Seen) -> list[Finding]:
+    """WDDM, TCC or MCDM on Windows."""
+    found = []
+    for model in dict.fromkeys(gpu.driver_model for gpu in seen.accelerators.gpus if gpu.driver_model):
+        if model == "WDDM":
+            found.append(
+                Finding(
+                    "wddm",
+                    Level.OK,
+                    "Windows drives the card as a display device (WDDM).",
+                    "The desktop shares its memory and each program's share cannot be told (N/A), so only the "
+                    "card's own total counts. "
+                    "Over-allocation may spill into system memory and become slow instead of failing; kernels "
+                    "longer than TdrDelay "
+                    "(2 s by default) reset the driver.",
+                    (),
+                    "facts/FACTS.md section 1 (NVML driver models, Microsoft TDR documentation)",
+                )
+            )
+        else:
+            found.append(
+                Finding(
+                    "compute-driver-model",
+                    Level.OK,
+                    f"Windows drives the card as a compute device ({quote(model)}).",
+                    "No display hangs on it. TCC is deprecated in favour of MCDM."
+                    if model in ("TCC", "WDM")
+                    else "MCDM is the successor of TCC for cards without a display.",
+                    (),
+                    "facts/FACTS.md section 1",
+                )
+            )
+    return found
+
+
+def check_mixed_cards(seen: Seen) -> list[Finding]:
+    """Cards of different kinds in one machine."""
+    cards = [gpu for gpu in seen.usable if gpu.vendor in ("nvidia", "amd") and gpu.parent is None]
+    if len(cards) < 2:
+        return []
+    kinds = {(gpu.vendor, gpu.compute_capability or gpu.gfx) for gpu in cards}
+    sizes = [gpu.total_bytes for gpu in cards if gpu.total_bytes]
+    uneven = bool(sizes) and max(sizes) > 1.15 * min(sizes)
+    if len(kinds) < 2 and not uneven:
+        return []
+    listed = ", ".join(f"{gpu.index}: {quote(gpu.name)} ({gib(gpu.total_bytes)})" for gpu in cards)
+    return [
+        Finding(
+            "mixed-cards",
+            Level.OK,
+            f"The cards differ: {listed}.",
+            "Data-parallel training is as fast and as roomy as its weakest card, all cards need one torch build, "
+            "and number formats go "
+            "by the oldest. CUDA numbers cards fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set, so its "
+            "numbers may "
+            "differ from nvidia-smi's.",
+            (),
+            "CUDA programming guide, environment variables",
+        )
+    ]
+
+
+def check_number_formats(seen: Seen) -> list[Finding]:
+    """Native bf16, quantisation and attention on the NVIDIA cards that are here."""
+    found = []
+    done: set[str] = set()
+    for gpu in seen.nvidia:
+        able = capability_of(gpu.compute_capability)
+        if able is None or able.compute_capability in done:
+            continue
+        done.add(able.compute_capability)
+        head = f"{able.family} (compute capability {able.compute_capability}, {quote(gpu.name)})"
+        if able.bf16_native:
+            extra = ", fp8" if able.fp8_native else ""
+            found.append(
+                Finding(
+                    "number-formats",
+                    Level.OK,
+                    f"{head}: native bf16{extra}, fused attention ({', '.join(able.sdpa[:-1])}), 4-bit and 8-bit "
+                    f"quantisation.",
+                    "",
+                    (),
+                    CAPABILITY_SOURCE,
+                )
+            )
+            continue
+        lacks = ["no native bf16 (torch.cuda.is_bf16_supported() counts emulation and says True)"]
+        lacks += ["no FlashAttention"]
+        if not able.llm_int8:
+            lacks.append("no LLM.int8")
+        if not able.nf4:
+            lacks.append("no bitsandbytes (NF4 and 8-bit optimizers need 6.0)")
+        if not able.fp16_fast:
+            lacks.append("fp16 at a fraction of the fp32 rate")
+        found.append(
+            Finding(
+                "no-native-bf16",
+                Level.WARN,
+                f"{head}: {', '.join(lacks)}.",
+                "Training in bf16 runs emulated and slowly. Models with grouped-query attention fall back to the "
+                "math attention, whose "
+                "memory grows with the square of the sequence.",
+                (
+                    "train in "
+                    + ("fp16 with a gradient scaler (fp16=True)" if able.fp16_fast else "fp32, or fp16 to save memory"),
+                    "keep sequences short, and leave attn_implementation at sdpa",
+                ),
+                CAPABILITY_SOURCE,
+            )
+        )
+    return found
+
+
+# --- which torch
+
+
+def check_driver_version(seen: Seen) -> list[Finding]:
+    """Which CUDA majors this driver runs, and the newest torch build that fits the whole machine."""
+    driver = seen.accelerators.driver.version
+    cards = seen.nvidia
+    if not cards or seen.choice is None or seen.target is None:
+        return []
+    choice, target = seen.choice, seen.target
+    unknown = [quote(gpu.name) for gpu in cards if not gpu.compute_capability]
+    if choice.version is None:
+        code = (
+            "driver-card-mismatch"
+            if any("driver branch" in reason for reason in choice.decided_by)
+            else "no-torch-build"
+        )
+        if driver and not wheels.cuda_majors(driver, target.system):
+            code = "driver-too-old"
+        return [
+            Finding(
+                code,
+                Level.FAIL,
+                f"No published torch build runs here: {'; '.join(_reason(r) for r in choice.decided_by[:2])}.",
+                f"Driver {driver or 'unknown'}, compute capability {', '.join(target.capabilities) or 'unknown'}, "
+                f"Python {target.python or 'unknown'}, {target.system} {target.machine}, glibc "
+                f"{target.glibc or 'unknown'}.",
+                again(*choice.change[:2]) if choice.change else again("use another machine or a container"),
+                wheels.SOURCE,
+            )
+        ]
+    majors = wheels.cuda_majors(driver, target.system) if driver else ()
+    runs = (
+        f"Driver {driver} runs builds for CUDA {' and '.join(map(str, majors))}"
+        if driver
+        else "The driver's version is not known"
+    )
+    cuda = seen.accelerators.driver.cuda or (wheels.native_cuda(driver) if driver else None)
+    known = f" (it knows CUDA {cuda} by itself)" if cuda else ""
+    guess = f" The compute capability of {', '.join(unknown)} could not be told." if unknown else ""
+    why = [
+        "nvcc, LD_LIBRARY_PATH and the toolkit's version do not have to match: the wheel brings its own CUDA libraries."
+    ]
+    why += [_reason(reason) + "." for reason in choice.decided_by]
+    return [
+        Finding(
+            "torch-build",
+            Level.OK,
+            f"{runs}{known}; the newest torch that fits this machine: `{choice.command()}`.{guess}",
+            " ".join(why),
+            (),
+            wheels.SOURCE,
+        )
+    ]
+
+
+def _reason(text: str) -> str:
+    return text.partition(": ")[2] or text
+
+
+def check_ascend(seen: Seen) -> list[Finding]:
+    """Ascend NPUs: health, memory, CANN and torch_npu."""
+    chips = seen.accelerators.vendor("ascend")
+    if not chips:
+        return []
+    found = []
+    bad = [chip for chip in chips if chip.health and chip.health.upper() not in ("OK", "NA", "N/A")]
+    full = [
+        chip
+        for chip in chips
+        if chip.free_bytes is not None and chip.total_bytes and chip.free_bytes < 0.15 * chip.total_bytes
+    ]
+    full_said = "; ".join(f"{_chip(chip)} has {gib(chip.free_bytes)} free" for chip in full)
+    if bad:
+        found.append(
+            Finding(
+                "npu-alarm",
+                Level.WARN,
+                f"{', '.join(_chip(chip) for chip in bad)}: health is "
+                f"{', '.join(dict.fromkeys(quote(c.health) for c in bad))}.",
+                "The device reports a fault; training on it may stop or compute wrong."
+                + (f" {full_said}." if full_said else ""),
+                (
+                    f"see the alarm: `npu-smi info -t health -i {bad[0].parent} -c {bad[0].chip}`, and leave "
+                    f"these devices out with "
+                    "ASCEND_RT_VISIBLE_DEVICES until it is cleared",
+                    "use torch_npu with the CANN release that it pairs with",
+                ),
+                "npu-smi info",
+            )
+        )
+    elif full:
+        found.append(
+            Finding("memory-in-use", Level.OK, f"{full_said}.", "Another program holds the rest.", (), "npu-smi info")
+        )
+    found.append(_torch_npu(seen, chips))
+    return found
+
+
+def _chip(chip: Gpu) -> str:
+    physical = f", phy-id {chip.physical_id}" if chip.physical_id is not None else ""
+    return f"NPU {chip.parent} chip {chip.chip}{physical}"
+
+
+def _torch_npu(seen: Seen, chips: Iterable[Gpu]) -> Finding:
+    from preflight.facts import table
+
+    pairs: dict[str, list[str]] = table("ascend_pairs")["cann"]
+    source = "facts/ascend_pairs.json"
+    torch_version, npu_version = seen.torch.version, seen.torch.npu_version
+    if torch_version and npu_version:
+        plain = re.sub(r"[+.]?(?:post|dev|rc).*|\+.*", "", npu_version)
+        if plain != torch_version.split("+")[0]:
+            return Finding(
+                "torch-npu-mismatch",
+                Level.FAIL,
+                f"torch_npu {quote(npu_version)} does not pair with torch {quote(torch_version)}.",
+                "torch_npu X.Y.Z works with torch X.Y.Z exactly.",
+                (f"`python -m pip install torch=={plain}` (the CPU build: torch_npu adds the NPU)",),
+                source,
+            )
+        if seen.torch.npu_available is False:
+            return Finding(
+                "npu-not-available",
+                Level.FAIL,
+                f"torch_npu {quote(npu_version)} imports but torch.npu.is_available() is False.",
+                "CANN's environment is not set, or driver and CANN do not fit.",
+                (
+                    "`source /usr/local/Ascend/ascend-toolkit/set_env.sh` (CANN 8.5 and newer: "
+                    "/usr/local/Ascend/cann/set_env.sh)",
+                ),
+                source,
+            )
+        return Finding(
+            "torch-npu", Level.OK, f"torch {quote(torch_version)} with torch_npu {quote(npu_version)}.", "", (), source
+        )
+    fits = pairs.get(".".join((seen.cann or "").split(".")[:2]), [])
+    which = (
+        f"CANN {quote(seen.cann)} pairs with torch_npu {', '.join(fits)}"
+        if fits
+        else (f"CANN {quote(seen.cann)} is not in the table of pairs" if seen.cann else "no CANN toolkit was seen")
+    )
+    return Finding(
+        "torch-npu-pairing",
+        Level.OK,
+        f"Ascend needs torch_npu beside torch in the same version; {which}.",
+        "CUDA builds, flash-attn and bitsandbytes' CUDA kernels do not run here; FlashAttention comes through "
+        "torch_npu."
+        + (
+            " acl.json is an optional settings file and says nothing about the NPU."
+            if seen.acl_json is not None
+            else ""
+        ),
+        (),
+        source,
+    )
+
+
+def check_amd(seen: Seen) -> list[Finding]:
+    """AMD: which device to use, and whether a ROCm wheel was built for it."""
+    cards = seen.accelerators.vendor("amd")
+    if not cards:
+        return []
+    found = []
+    ignored = [gpu for gpu in cards if gpu.role == "integrated, ignore"]
+    training = [gpu for gpu in cards if gpu.role == "training"]
+    if ignored:
+        visible = ",".join(str(gpu.index) for gpu in training)
+        found.append(
+            Finding(
+                "amd-igpu-ignored",
+                Level.OK,
+                f"{', '.join(quote(gpu.name) for gpu in ignored)} "
+                f"({', '.join(quote(gpu.gfx or 'gfx unknown') for gpu in ignored)}, "
+                f"{gib(ignored[0].total_bytes)}) is the processor's own GPU and is left out.",
+                f"Hide it with HIP_VISIBLE_DEVICES={visible}: torch may otherwise hang on it or pick it as its device.",
+                (),
+                "AMD ROCm documentation, GPU isolation",
+            )
+        )
+    from preflight.facts import table
+
+    facts = table("rocm_architectures")
+    newest = list(facts["variants"])[-1]
+    for gpu in training:
+        if gpu.gfx and gpu.gfx not in facts["variants"][newest]:
+            override = facts["override"].get(gpu.gfx)
+            older = [name for name, built in facts["variants"].items() if gpu.gfx in built]
+            found.append(
+                Finding(
+                    "rocm-arch-missing",
+                    Level.WARN,
+                    f"No torch ROCm wheel was built for {quote(gpu.gfx)} ({quote(gpu.name)})"
+                    + (f" after {older[-1]}." if older else "."),
+                    "Its first kernel fails with 'invalid device function' unless it poses as a neighbour of the "
+                    "same family.",
+                    (
+                        f"try `export HSA_OVERRIDE_GFX_VERSION={override}` (AMD does not support it; run the "
+                        f"stress test afterwards)"
+                        if override
+                        else "build PyTorch for it, or train on another device",
+                    ),
+                    "facts/rocm_architectures.json",
+                )
+            )
+    errors = [gpu for gpu in cards if gpu.ecc_uncorrected_volatile]
+    for gpu in errors:
+        found.append(
+            Finding(
+                "ecc-uncorrected",
+                Level.FAIL,
+                f"{quote(gpu.name)} reports {gpu.ecc_uncorrected_volatile} uncorrectable memory errors.",
+                "Results computed on it cannot be trusted.",
+                again("reboot, then look again: `amd-smi metric --ecc`"),
+                "amd-smi",
+            )
+        )
+    if seen.choice and seen.choice.version and seen.target and seen.target.accelerator == "rocm":
+        found.append(
+            Finding(
+                "torch-build",
+                Level.OK,
+                f"The newest torch with ROCm that fits this machine: `{seen.choice.command()}`.",
+                "The wheel brings its own ROCm libraries; the kernel driver and access to /dev/kfd come from the "
+                "system.",
+                (),
+                wheels.SOURCE,
+            )
+        )
+    return found
+
+
+def check_intel_and_apple(seen: Seen) -> list[Finding]:
+    """Intel XPUs and Apple chips: which torch build uses them."""
+    found = []
+    vendors = {gpu.vendor for gpu in seen.usable}
+    for vendor, accelerator, note in (
+        ("intel", "xpu", "bitsandbytes and many kernels support XPU only in part; there is no CUDA here."),
+        (
+            "apple",
+            "mps",
+            "MPS shares the memory with macOS and lets one program use about three quarters of it; bitsandbytes' "
+            "8-bit optimizers do "
+            "not run there.",
+        ),
+    ):
+        if vendor in vendors and seen.choice and seen.target and seen.target.accelerator == accelerator:
+            command = seen.choice.command()
+            found.append(
+                Finding(
+                    "torch-build" if command else "no-torch-build",
+                    Level.OK if command else Level.FAIL,
+                    f"The newest torch for {accelerator.upper()} that fits this machine: `{command}`."
+                    if command
+                    else f"No published torch build for {accelerator.upper()} runs here: "
+                    f"{'; '.join(seen.choice.decided_by)}.",
+                    note,
+                    () if command else again(*(seen.choice.change or ("use another machine",))),
+                    wheels.SOURCE,
+                )
+            )
+    return found
+
+
+def check_jetson(seen: Seen) -> list[Finding]:
+    """Jetson boards need NVIDIA's own torch builds."""
+    l4t = dict(seen.accelerators.asked).get("tegra")
+    if l4t is None:
+        return []
+    release = int(re.sub(r"\D.*", "", l4t.removeprefix("L4T ")) or 0)
+    if release >= 38:  # JetPack 7 unified the arm64 SBSA stack
+        return []
+    return [
+        Finding(
+            "jetson",
+            Level.WARN,
+            f"This is a Jetson ({quote(l4t)}): PyPI's aarch64 CUDA wheels are for servers and do not drive it.",
+            "Before JetPack 7 its GPU driver is part of the L4T system, and torch must be built for that "
+            "JetPack; bitsandbytes needs a "
+            "source build.",
+            (
+                "take NVIDIA's torch wheel or container for this JetPack "
+                "(docs.nvidia.com/deeplearning/frameworks/install-pytorch-jetson-platform)",
+            ),
+            "facts/FACTS.md sections 4 and 6",
+        )
+    ]
+
+
+def as_json(seen: Seen) -> dict[str, Any]:
+    """The facts about devices and drivers, for the report and `--json`."""
+    from dataclasses import asdict
+
+    accelerators = seen.accelerators
+    driver = accelerators.driver
+    return {
+        "gpu_present": bool(
+            [g for g in accelerators.gpus if g.role != "integrated, ignore"]
+            or [c for c in accelerators.pci if c.vendor in ("nvidia", "amd", "ascend")]
+            or seen.torch.devices
+            or any(t.kind in ("mismatch", "lost", "no-devices") for t in accelerators.troubles)
+            or seen.log.xids
+        ),
+        "vendors": sorted({gpu.vendor for gpu in accelerators.gpus} | {card.vendor for card in accelerators.pci}),
+        "gpu_count": len(accelerators.gpus),
+        "driver": driver.version or driver.kernel_module or seen.log.module_version,
+        "cuda_max": driver.cuda,
+        "nvidia_smi_version": driver.nvidia_smi,
+        "nvml_library_version": driver.library,
+        "kernel_module_version": driver.kernel_module,
+        "open_kernel_module": driver.open_module,
+        "driver_model": next((gpu.driver_model for gpu in accelerators.gpus if gpu.driver_model), None),
+        "gpus": [_gpu_json(completed(gpu)) for gpu in accelerators.gpus],
+        "mig_enabled": any(gpu.mig_mode == "enabled" for gpu in accelerators.gpus),
+        "mig_devices": [part.as_json() for part in accelerators.slices],
+        "budget_bytes_for_one_process": max(
+            (gpu.free_bytes for gpu in seen.usable if gpu.free_bytes is not None), default=None
+        ),
+        "processes": [asdict(process) for process in accelerators.processes],
+        "pci": [asdict(card) for card in accelerators.pci],
+        "lspci_rev_ff": [card.slot for card in accelerators.pci if not card.answers],
+        "lost_bus_ids": sorted({bus for t in accelerators.troubles if t.kind == "lost" for bus in t.bus_ids}),
+        "troubles": [{"tool": t.tool, "kind": t.kind, "text": quote(t.text)} for t in accelerators.troubles],
+        "asked": dict(accelerators.asked),
+        "needs_open_kernel_modules": seen.log.needs_open_module,
+        "proprietary_module_loaded": seen.log.proprietary_module,
+        "cann": seen.cann,
+        "acl_json": seen.acl_json,
+    }
+
+
+def _gpu_json(gpu: Gpu) -> dict[str, Any]:
+    able = capability_of(gpu.compute_capability)
+    found = gpu.as_json()
+    if gpu.unified_memory and gpu.vendor in ("nvidia", "apple"):
+        found["memory_source"] = "system memory (unified)"
+    if able is not None:
+        from dataclasses import asdict
+
+        found["capability"] = {**asdict(able), "sdpa": list(able.sdpa)}
+        found["bf16_native"] = able.bf16_native
+    return found
+
+
+def choice_json(seen: Seen) -> dict[str, Any] | None:
+    """The torch build that fits, for the report."""
+    choice, target = seen.choice, seen.target
+    if choice is None or target is None:
+        return None
+    return {
+        "accelerator": target.accelerator,
+        "release": choice.version,
+        "variant": choice.variant,
+        "command": choice.command(),
+        "decided_by": list(choice.decided_by),
+        "change": list(choice.change),
+    }
+
+
+def is_usable(seen: Seen, findings: Iterable[Finding]) -> bool | None:
+    """Whether a training process can use an accelerator here; None where nothing could be told."""
+    stops = {f.code for f in findings if f.level is Level.FAIL and f.code in _STOPS}
+    if stops:
+        return False
+    if seen.usable:
+        return True
+    if seen.torch.devices and seen.torch.available:
+        return True
+    return False if any(f.code == "no-gpu" for f in findings) else None
+
+
+_STOPS = {
+    *("driver-library-mismatch", "adapter-init-failed", "no-devices-found", "driver-not-running", "driver-missing"),
+    *("driver-module-rejected", "gpu-powered-off", "nouveau-in-use", "gpu-passed-through", "nvml-unknown-error"),
+    *("nvml-library-missing", "gpu-permission-denied", "gpu-access-blocked", "container-without-gpu", "wsl1"),
+    *("container-without-driver-tools", "torch-arch-missing", "torch-no-kernel-image", "driver-card-mismatch"),
+    *("mig-no-instances", "npu-driver-missing", "nvidia-smi-hangs"),
+}

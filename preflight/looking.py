@@ -1,0 +1,98 @@
+"""Puts what was seen of the hardware together for the checks, and works out which machine a torch build must fit."""
+
+from __future__ import annotations
+
+from preflight import wheels
+from preflight.capability import completed
+from preflight.gpu_checks import Seen
+from preflight.gpus import Accelerators, usable_gpus
+from preflight.host import Host
+from preflight.kernel_log import KernelLog
+from preflight.machine import Machine
+from preflight.torch_state import TorchState
+
+
+def together(machine: Machine, accelerators: Accelerators, host: Host, log: KernelLog, torch: TorchState) -> Seen:
+    """What the checks judge."""
+    from dataclasses import replace
+
+    seen = Seen(
+        accelerators=accelerators,
+        host=host,
+        log=log,
+        torch=torch,
+        visible_devices=machine.variable("CUDA_VISIBLE_DEVICES"),
+        replayed=machine.replayed,
+        cann=_cann(machine, accelerators),
+        acl_json=_acl_json(machine, accelerators),
+        device_files=bool(machine.list("/dev/nvidia[0-9]*")) if not accelerators.gpus else None,
+    )
+    aim = target_of(seen)
+    return replace(seen, target=aim, choice=wheels.choose(aim))
+
+
+def target_of(seen: Seen) -> wheels.Target:
+    """The machine as the wheel table sees it. Where several vendors' cards are here NVIDIA's decide."""
+    usable = [completed(gpu) for gpu in usable_gpus(seen.accelerators)]
+    vendors = {gpu.vendor for gpu in usable}
+    accelerator = next(
+        (
+            name
+            for vendor, name in (("nvidia", "cuda"), ("amd", "rocm"), ("intel", "xpu"), ("apple", "mps"))
+            if vendor in vendors
+        ),
+        "cpu",
+    )
+    capabilities = [
+        gpu.compute_capability for gpu in usable if gpu.vendor == "nvidia" and gpu.compute_capability is not None
+    ]
+    machine = {"amd64": "x86_64", "AMD64": "x86_64", "ARM64": "arm64"}.get(seen.host.machine or "", seen.host.machine)
+    system = seen.system
+    if machine == "arm64" and system == "Linux":
+        machine = "aarch64"
+    return wheels.Target(
+        accelerator=accelerator,
+        capabilities=tuple(dict.fromkeys(capabilities)),
+        driver=seen.accelerators.driver.version if accelerator == "cuda" else None,
+        python=seen.torch.python or _our_python(seen),
+        glibc=seen.host.glibc if system == "Linux" else None,
+        system=system,
+        machine=machine or ("arm64" if system == "Darwin" else "x86_64"),
+        gfx=tuple(dict.fromkeys(gpu.gfx for gpu in usable if gpu.vendor == "amd" and gpu.gfx)),
+        macos=seen.host.release if system == "Darwin" and seen.replayed else None,
+    )
+
+
+def _our_python(seen: Seen) -> str | None:
+    import sys
+
+    return None if seen.replayed else f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def _cann(machine: Machine, accelerators: Accelerators) -> str | None:
+    """The CANN toolkit's version: old and new layout."""
+    from preflight.other_vendors import parse_cann_version
+
+    if not accelerators.vendor("ascend") and not machine.replayed:
+        return None
+    homes = [machine.variable("ASCEND_HOME_PATH"), machine.variable("ASCEND_TOOLKIT_HOME")]
+    homes += ["/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest"]
+    paths = [f"{home}/{name}" for home in homes if home for name in ("version.cfg", "version.info")]
+    for home in homes:
+        if home:
+            paths += machine.list(f"{home}/*-linux/ascend_toolkit_install.info")
+    for path in paths:
+        found = parse_cann_version(machine.read(path).text)
+        if found:
+            return found
+    for _, answer in machine.recorded(r"(?i)ascend|cann"):
+        found = parse_cann_version(answer.text)
+        if found:
+            return found
+    return None
+
+
+def _acl_json(machine: Machine, accelerators: Accelerators) -> bool | None:
+    if not accelerators.vendor("ascend"):
+        return None
+    return bool(machine.list("acl.json")) or bool(machine.recorded(r"acl\.json"))
