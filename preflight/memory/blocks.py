@@ -1,0 +1,527 @@
+"""The operations of one layer, as transformers and peft carry them out, written on a Tape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from preflight.memory.tape import Storage, Tape, Value
+from preflight.model_shape import Layers, ModelShape, Module
+from preflight.plan import Plan
+
+WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
+_OUT = ("o_proj", "out_proj", "dense", "o", "wo", "c_proj", "resid_attn")
+_GATED_IN = ("gate_proj", "w1", "wi_0", "gate")
+_UP = ("up_proj", "w3", "w2", "wi_1")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Which attention runs: eager, math, efficient, flash or package (flash-attn), and why."""
+
+    kind: str
+    why: str = ""
+
+
+def sdpa_backend(
+    width: int, dtype: str, head_dim: int, value_dim: int, mask: bool, gqa: bool, capability: float
+) -> str:
+    """flash, efficient or math: what scaled_dot_product_attention takes on a card of this compute capability.
+
+    Source: pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (2.6 to 2.13); facts/FACTS.md section 5.
+    """
+    if width == 2 and capability >= 8.0 and not mask and head_dim == value_dim and head_dim <= 256:
+        return "flash"
+    if gqa or (width == 2 and dtype == "bf16" and capability < 8.0):
+        return "math"
+    return "efficient" if head_dim % (8 if width == 2 else 4) == 0 else "math"
+
+
+class Builder:
+    """Writes layers on tapes for one model and one plan.
+
+    Widths are bytes per element. `plain` is the width of weights that are not quantised (4 after k-bit preparation),
+    `stream` that of the hidden states between layers, `cast` that of autocast (None without).
+    """
+
+    def __init__(self, shape: ModelShape, plan: Plan) -> None:
+        self.shape, self.plan = shape, plan
+        self.batch, self.length = plan.micro_batch, plan.sequence_tokens
+        self.rows = plan.tokens
+        self.source = WIDTHS[plan.weight_dtype]
+        self.plain = 4 if plan.upcast else self.source
+        self.stream = self.plain
+        self.cast = 2 if plan.autocast else None
+        self.adapter = WIDTHS[plan.adapter_dtype]
+        self.half = 2
+        self.full = not plan.adapters
+        self.capability = float(plan.compute_capability or 8.0)
+        kind = shape.model_type or ""
+        self.layer_norm = kind in _LAYER_NORM or any(m.kind == "norm" and m.bias for m, _, _ in shape.occurrences())
+        self.dropout = kind in _DROPOUT
+        self.vocabulary = shape.vocab_size or 0
+
+    # -- linear layers
+
+    def targeted(self, module: Module) -> bool:
+        """Whether an adapter sits on this module."""
+        if not self.plan.adapters or self.plan.method in ("ia3", "prefix_tuning"):
+            return False
+        if module.kind not in ("linear", "conv1d") or self.shape.is_head(module):
+            return False
+        wanted = self.plan.target_modules
+        return not wanted or any(
+            module.path == name or module.path.endswith("." + name) or module.name == name for name in wanted
+        )
+
+    def quantised(self, module: Module) -> bool:
+        """Whether loading stores this module in 4 or 8 bits."""
+        if not self.plan.quantised or not module.quantised_by_bitsandbytes:
+            return False
+        return self.plan.quantise_head or not self.shape.is_head(module)
+
+    def linear(self, tape: Tape, x: Value, module: Module, label: str | None = None) -> Value:
+        """x W^T (+ bias), with the adapter of peft when there is one. Shapes: x [rows, in] -> [rows, out]."""
+        name = label or module.name
+        weights, out, rows = module.weights, module.out_features, x.rows
+        if self.quantised(module) and self.plan.method == "qlora":
+            y = self._linear_4bit(tape, x, name, weights, out)
+        elif self.quantised(module) and self.plan.method == "lora_int8":
+            half = tape.cast(x, 2)
+            y = tape.op(
+                name,
+                [half],
+                rows,
+                out,
+                2,
+                forward_extra=rows * (module.in_features + 4 * out),
+                backward_extra=2 * weights,
+            )
+            y = tape.cast(y, x.width)
+        elif self.quantised(module):
+            half = tape.cast(x, 2)
+            y = tape.cast(tape.op(name, [half], rows, out, 2), x.width)
+        else:
+            y = self._linear_plain(tape, x, name, weights, out, module.bias)
+        return self._adapter(tape, x, y, module, name) if self.targeted(module) else y
+
+    def _linear_plain(self, tape: Tape, x: Value, name: str, weights: int, out: int, bias: int) -> Value:
+        keeps: list[Value | Storage] = []
+        width = x.width
+        if self.cast is not None:
+            x = tape.cast(x, self.cast)
+            width = self.cast
+            if self.plain != self.cast:
+                keeps.append(Storage(f"{name} weight in {self.cast * 8} bit", weights * self.cast, f"{weights} x 2 B"))
+        if self.full:
+            keeps.append(x)
+        grad = (weights + bias) * self.plain if self.full else 0
+        return tape.op(name, [x], x.rows, out, width, keeps=keeps, weight_grad=grad, trains=self.full)
+
+    def _linear_4bit(self, tape: Tape, x: Value, name: str, weights: int, out: int) -> Value:
+        """bitsandbytes Linear4bit: input to the compute width, weight dequantised for the product, output cast back.
+
+        Source: bitsandbytes nn/modules.py Linear4bit.forward, autograd/_functions.py MatMul4Bit.
+        """
+        half = tape.cast(x, self.half)
+        extra = weights * self.source
+        if self.source != self.half:
+            extra += weights * self.half
+        y = tape.op(name, [half], x.rows, out, self.half, forward_extra=extra, backward_extra=extra)
+        tape.hold(half)
+        return tape.cast(y, x.width)
+
+    def _adapter(self, tape: Tape, x: Value, y: Value, module: Module, name: str) -> Value:
+        """peft's LoRA: y + B(A(dropout(x))) * scaling, in the adapter's width unless autocast runs.
+
+        Source: peft tuners/lora/layer.py and bnb.py (0.13 to 0.21).
+        """
+        rank, rows, out = self.plan.lora_rank, x.rows, module.out_features
+        base = y
+        if self.quantised(module) and self.plan.method in ("qlora", "lora_int8"):
+            y = tape.op(f"{name} output", [y], rows, out, y.width, passes=True)  # defensive clone
+        wide = tape.cast(x, self.adapter, f"{name} input in {self.adapter * 8} bit") if self.cast is None else x
+        inner = wide
+        if self.plan.lora_dropout:
+            mask = Storage(
+                f"{name} dropout mask", x.rows * module.in_features, f"{x.rows} x {module.in_features} x 1 B"
+            )
+            inner = tape.op(f"{name} dropped input", [wide], x.rows, module.in_features, wide.width, keeps=[mask])
+        width = self.cast or self.adapter
+        inner = tape.cast(inner, width)
+        grad = self.adapter
+        a = tape.op(
+            f"{name} A",
+            [inner],
+            rows,
+            rank,
+            width,
+            keeps=[inner],
+            trains=True,
+            weight_grad=rank * module.in_features * grad,
+        )
+        b = tape.op(f"{name} B", [a], rows, out, width, keeps=[a], trains=True, weight_grad=rank * out * grad)
+        scaled = tape.op(f"{name} scaled", [b], rows, out, width)
+        if self.quantised(module) and self.cast is None:
+            scaled = tape.cast(scaled, y.width)
+        total = tape.op(f"{name} + adapter", [y, scaled], rows, out, max(y.width, scaled.width), passes=True)
+        tape.hold(wide, y, base)
+        return tape.cast(total, y.width, f"{name} output")
+
+    # -- normalisation, position, activation
+
+    def norm(self, tape: Tape, x: Value, name: str, width: int | None = None) -> Value:
+        """RMSNorm as transformers writes it (in float32), or LayerNorm.
+
+        Keeps the float32 input and one number per row; a trained weight also keeps the normalised input.
+        Source: transformers models/llama/modeling_llama.py LlamaRMSNorm; torch native_layer_norm.
+        """
+        columns = x.columns
+        statistic = Storage(f"{name} statistics", x.rows * 4, f"{x.rows} x 4 B")
+        grad = 2 * columns * self.plain if self.full else 0
+        if self.layer_norm:
+            wide = tape.cast(x, 4, f"{name} input in 32 bit") if self.cast is not None else x
+            both = Storage(f"{name} statistics", x.rows * 8, f"{x.rows} x 2 x 4 B")
+            return tape.op(
+                name, [wide], x.rows, columns, wide.width, keeps=[wide, both], weight_grad=grad, trains=self.full
+            )
+        wide = tape.cast(x, 4, f"{name} input in 32 bit")
+        square = tape.op(f"{name} squares", [wide], x.rows, columns, 4, keeps=[wide])
+        inverse = tape.op(f"{name} 1/rms", [square], x.rows, 1, 4, keeps=[statistic])
+        y = tape.op(f"{name} normalised", [wide, inverse], x.rows, columns, 4, keeps=[wide, statistic])
+        tape.hold(wide)
+        y = tape.cast(y, width or x.width)
+        keeps = [y] if self.full else []
+        return tape.op(name, [y], x.rows, columns, max(y.width, self.plain if y.width == 4 else y.width), keeps=keeps,
+                       weight_grad=grad // 2, trains=self.full)  # fmt: skip
+
+    def rotate(self, tape: Tape, x: Value, name: str) -> Value:
+        """Rotary position: x cos + rotate_half(x) sin; keeps only cos and sin, which all layers share."""
+        width = max(x.width, self.stream)
+        first = tape.op(f"{name} cos", [x], x.rows, x.columns, width)
+        negative = tape.op(f"{name} -half", [x], x.rows, x.columns // 2, x.width)
+        turned = tape.op(f"{name} turned", [x, negative], x.rows, x.columns, x.width)
+        second = tape.op(f"{name} sin", [turned], x.rows, x.columns, width)
+        return tape.op(f"{name} rotated", [first, second], x.rows, x.columns, width, passes=True)
+
+    def activation(self, tape: Tape, x: Value, name: str) -> Value:
+        """The activation; what it keeps depends on whether it is one kernel or written out."""
+        kind = self.shape.activation or "silu"
+        if kind in ("gelu_new", "gelu_python_tanh"):
+            # NewGELUActivation: 0.5 * x * (1 + tanh(c * (x + 0.044715 * x^3)))
+            wide = 4 if self.cast is not None else x.width
+            halved = tape.op("0.5 x", [x], x.rows, x.columns, x.width)
+            cube_input = tape.cast(x, wide)
+            cube = tape.op("x^3", [cube_input], x.rows, x.columns, wide, keeps=[cube_input])
+            scaled = tape.op("0.044715 x^3", [cube], x.rows, x.columns, wide)
+            inner = tape.op("x + ...", [x, scaled], x.rows, x.columns, wide, passes=True)
+            inner = tape.op("c (x + ...)", [inner], x.rows, x.columns, wide)
+            bent = tape.op("tanh", [inner], x.rows, x.columns, wide, keeps_output=True)
+            plus = tape.op("1 + tanh", [bent], x.rows, x.columns, wide, passes=True)
+            return tape.op(name, [halved, plus], x.rows, x.columns, wide, keeps=[halved, plus])
+        if kind in ("relu2", "xielu"):
+            positive = tape.op("relu", [x], x.rows, x.columns, x.width, keeps_output=True)
+            return tape.op(name, [positive], x.rows, x.columns, x.width, keeps=[positive])
+        if kind == "relu":
+            return tape.op(name, [x], x.rows, x.columns, x.width, keeps_output=True)
+        return tape.op(name, [x], x.rows, x.columns, x.width, keeps=[x])
+
+    def drop(self, tape: Tape, x: Value, name: str) -> Value:
+        """Dropout of the model's own configuration (GPT-2, BERT, T5, OPT: 0.1): an output, a mask of 1 byte each."""
+        if not self.dropout:
+            return x
+        mask = Storage(f"{name} dropout mask", x.rows * x.columns, f"{x.rows} x {x.columns} x 1 B")
+        return tape.op(f"{name} dropped", [x], x.rows, x.columns, x.width, keeps=[mask])
+
+    # -- attention
+
+    def attention_kind(self, width: int, head_dim: int, value_dim: int, gqa: bool, window: int | None) -> Attention:
+        """Which attention CUDA runs for this plan."""
+        wanted = self.plan.attention
+        no_sdpa = (self.shape.model_type or "") in _EAGER_ONLY
+        if wanted == "eager" or (no_sdpa and not wanted.startswith("flash")):
+            return Attention("eager", "asked for" if wanted == "eager" else "this architecture has no other")
+        if wanted == "flash_attention_2":
+            return Attention("package", "flash-attn")
+        if wanted in ("sdpa_math", "sdpa_mem_efficient", "sdpa_flash"):
+            kind = {"sdpa_math": "math", "sdpa_mem_efficient": "efficient", "sdpa_flash": "flash"}[wanted]
+            return Attention(kind, "pinned")
+        masked = self.plan.attention_mask or (window is not None and window <= self.length)
+        dtype = self.plan.autocast or self.plan.weight_dtype
+        shares = gqa and not masked and head_dim == value_dim and head_dim <= 256
+        kind = sdpa_backend(width, dtype, head_dim, value_dim, masked, shares, self.capability)
+        return Attention(kind, "what scaled_dot_product_attention chooses")
+
+    def attend(
+        self, tape: Tape, q: Value, k: Value, v: Value, heads: int, kv_heads: int, head_dim: int, value_dim: int,
+        window: int | None = None, causal: bool = True,
+    ) -> Value:  # fmt: skip
+        """softmax(Q K^T) V. Shapes: q [rows, heads*head_dim] -> [rows, heads*value_dim]. Bytes that each way keeps:
+
+        eager and math keep [batch, heads, length, length]; the fused kernels keep their output and log-sum-exp.
+        """
+        rows, length = q.rows, self.length
+        gqa = heads != kv_heads
+        width = self.cast or q.width
+        chosen = self.attention_kind(width, head_dim, value_dim, gqa, window)
+        out = heads * value_dim
+        if chosen.kind == "package":
+            half = [tape.cast(x, self.half) for x in (q, k, v)]
+            return self._fused(tape, half, rows, out, heads, head_dim, "flash", gqa)
+        if chosen.kind in ("flash", "efficient"):
+            inputs = [tape.cast(x, width) for x in (q, k, v)]
+            if gqa and chosen.kind == "efficient":
+                inputs[1] = tape.op("K repeated", [inputs[1]], rows, heads * head_dim, width)
+                inputs[2] = tape.op("V repeated", [inputs[2]], rows, heads * value_dim, width)
+            elif gqa and (self.plan.attention_mask or (window is not None and window <= length)):
+                inputs[1] = tape.op("K repeated", [inputs[1]], rows, heads * head_dim, width)
+                inputs[2] = tape.op("V repeated", [inputs[2]], rows, heads * value_dim, width)
+                gqa = False
+            return self._fused(tape, inputs, rows, out, heads, head_dim, chosen.kind, gqa)
+        square = self.batch * heads * length
+        if chosen.kind == "math":
+            # torch upcasts half precision inputs, scales Q and K, adds a causal mask of zeros and -inf
+            q, k, v = (tape.cast(x, 4) for x in (q, k, v))
+            q = tape.op("Q scaled", [q], rows, q.columns, 4)
+            if gqa:
+                k = tape.op("K repeated", [k], rows, heads * head_dim, 4)
+                v = tape.op("V repeated", [v], rows, heads * value_dim, 4)
+            k = tape.op("K scaled", [k], rows, heads * head_dim, 4)
+            mask = 4 * length * length if causal else 0
+            scores = tape.op("scores", [q, k], square, length, 4, keeps=[q, k], forward_extra=mask)
+            soft = tape.op("softmax", [scores], square, length, 4, keeps_output=True)
+            result = tape.op("attention output", [soft, v], rows, out, 4, keeps=[soft, v])
+            return tape.cast(result, width)
+        return self._eager(tape, q, k, v, heads, gqa, head_dim, value_dim)
+
+    def _eager(
+        self, tape: Tape, q: Value, k: Value, v: Value, heads: int, gqa: bool, head_dim: int, value_dim: int
+    ) -> Value:
+        rows, length, width = q.rows, self.length, self.cast or q.width
+        square = self.batch * heads * length
+        if gqa:
+            k = tape.op("K repeated", [k], rows, heads * head_dim, k.width)
+            v = tape.op("V repeated", [v], rows, heads * value_dim, v.width)
+        q, k = tape.cast(q, width), tape.cast(k, width)
+        product = tape.op("Q K^T", [q, k], square, length, width, keeps=[q, k])
+        scaled = tape.op("scaled scores", [product], square, length, width)
+        masked = tape.op("masked scores", [scaled], square, length, width, passes=True)
+        wide = 4
+        soft = tape.op("softmax in 32 bit", [masked], square, length, wide, keeps_output=True)
+        soft = tape.cast(soft, width, "softmax")
+        soft = self.drop(tape, soft, "softmax")
+        v = tape.cast(v, width)
+        return tape.op("attention output", [soft, v], rows, heads * value_dim, width, keeps=[soft, v])
+
+    def _fused(
+        self, tape: Tape, inputs: Sequence[Value], rows: int, out: int, heads: int, head_dim: int, kind: str, gqa: bool
+    ) -> Value:
+        """Kernels that keep Q, K, V, the output and its log-sum-exp; float32 accumulators of dQ in backward.
+
+        Source: flash-attention csrc/flash_attn/flash_api.cpp mha_bwd; pytorch mem_eff_attention kernel_backward.h.
+        """
+        length = self.length
+        kept = -(-length // 32) * 32 if kind == "efficient" else length
+        statistics = self.batch * heads * kept * 4
+        width = inputs[0].width
+        if kind == "efficient":
+            extra = self.batch * heads * length * 4
+            if width == 2:
+                extra += self.batch * heads * -(-length // 64) * 64 * head_dim * 4
+        else:
+            rounded = -(-length // 128) * 128
+            wide = -(-head_dim // 32) * 32 if head_dim <= 128 else -(-head_dim // 64) * 64
+            extra = self.batch * heads * rounded * (wide + 1) * 4
+            if gqa:
+                extra += 2 * rows * heads * head_dim * width
+        lse = Storage("log-sum-exp", statistics, f"{self.batch} x {heads} x {kept} x 4 B")
+        return tape.op(
+            "attention output", inputs, rows, out, width, keeps=[*inputs, lse], keeps_output=True, backward_extra=extra
+        )
+
+    # -- whole layers
+
+    def layer(self, group: Layers) -> tuple[Tape, Value]:
+        """One layer of this kind: its tape and its output."""
+        tape = Tape()
+        x = tape.input("hidden states", self.rows, self.shape.hidden_size or 0, self.stream)
+        return tape, self.decoder(tape, x, group)
+
+    def decoder(self, tape: Tape, x: Value, group: Layers) -> Value:
+        """norm, attention, add, norm, MLP, add; variants: parallel blocks, norms after the blocks (Gemma, OLMo 2)."""
+        norms = [m for m in group.modules if m.kind == "norm" and m.shape[-1] == self.shape.hidden_size]
+        names = {m.name for m in norms}
+        count = sum(m.per_layer for m in norms)
+        kind = self.shape.model_type or ""
+        if kind in _PARALLEL:
+            first = self.norm(tape, x, "input norm")
+            second = self.norm(tape, x, "MLP norm") if count > 1 else first
+            a = self.drop(tape, self.attention(tape, first, group), "attention")
+            m = self.drop(tape, self.mlp(tape, second, group), "MLP")
+            total = tape.op("attention + MLP", [a, m], x.rows, x.columns, max(a.width, m.width), passes=True)
+            return tape.op("hidden states", [total, x], x.rows, x.columns, max(total.width, x.width), passes=True)
+        after_only = kind in _NORM_AFTER
+        y = x if after_only else self.norm(tape, x, "input norm")
+        y = self.drop(tape, self.attention(tape, y, group), "attention")
+        if after_only or "pre_feedforward_layernorm" in names or "post_self_attn_layernorm" in names:
+            y = self.norm(tape, y, "norm after attention")
+        h = tape.op("residual", [x, y], x.rows, x.columns, max(x.width, y.width), passes=True)
+        if group.mlp == "none":
+            return h
+        y = h if after_only else self.norm(tape, h, "MLP norm")
+        y = self.drop(tape, self.mlp(tape, y, group), "MLP")
+        if after_only or "pre_feedforward_layernorm" in names or "post_mlp_layernorm" in names:
+            y = self.norm(tape, y, "norm after MLP")
+        return tape.op("hidden states", [h, y], x.rows, x.columns, max(h.width, y.width), passes=True)
+
+    def attention(self, tape: Tape, x: Value, group: Layers) -> Value:
+        """Self-attention of this layer, whatever its projections are called."""
+        shape = self.shape
+        heads, kv_heads = shape.heads or 1, shape.kv_heads or shape.heads or 1
+        head_dim = shape.head_dim or (shape.hidden_size or 0) // heads
+        modules = [m for m in group.modules if m.kind in ("linear", "conv1d") and _is_attention(m)]
+        last = next((m for m in reversed(modules) if m.name in _OUT), modules[-1])
+        entries = [m for m in modules if m is not last]
+        if group.mixer == "mla" and shape.mla is not None:
+            return self.latent_attention(tape, x, entries, last)
+        value_dim = shape.v_head_dim or head_dim
+        outs: list[Value] = []
+        for module in entries:
+            outs.append(self.linear(tape, x, module))
+        if len(outs) == 1:
+            fused = outs[0]
+            q = tape.view(fused, x.rows, heads * head_dim)
+            k = tape.view(fused, x.rows, kv_heads * head_dim)
+            v = tape.view(fused, x.rows, kv_heads * value_dim)
+        else:
+            q, k, v = outs[0], outs[1], outs[2] if len(outs) > 2 else outs[1]
+        gated = q.columns == 2 * heads * head_dim
+        gate = None
+        if gated:  # Qwen3-Next: the query projection also makes a gate for the output
+            gate = tape.view(q, x.rows, heads * head_dim)
+            q = tape.view(q, x.rows, heads * head_dim)
+        if any(m.kind == "norm" and m.name in ("q_norm", "query_layernorm", "q_layernorm") for m in group.modules):
+            q, k = self.norm(tape, q, "q norm"), self.norm(tape, k, "k norm")
+        if (shape.model_type or "") not in _NO_ROTARY:
+            q, k = self.rotate(tape, q, "Q"), self.rotate(tape, k, "K")
+        y = self.attend(tape, q, k, v, heads, kv_heads, head_dim, value_dim, group.window)
+        if gate is not None:
+            bent = tape.op("sigmoid gate", [gate], x.rows, heads * head_dim, gate.width, keeps_output=True)
+            y = tape.op("gated attention", [y, bent], x.rows, y.columns, y.width, keeps=[y, bent])
+        return self.linear(tape, y, last)
+
+    def latent_attention(self, tape: Tape, x: Value, entries: Sequence[Module], last: Module) -> Value:
+        """Multi-head latent attention (DeepSeek): low-rank projections, then ordinary attention over expanded heads."""
+        mla, heads = self.shape.mla, self.shape.heads or 1
+        assert mla is not None
+        named = {m.name: m for m in entries}
+        wide = mla.nope_dim + mla.rope_dim
+        if "q_a_proj" in named:
+            q = self.linear(tape, x, named["q_a_proj"])
+            q = self.linear(tape, self.norm(tape, q, "q latent norm"), named["q_b_proj"])
+        else:
+            q = self.linear(tape, x, named.get("q_proj", entries[0]))
+        compressed = self.linear(tape, x, named["kv_a_proj_with_mqa"])
+        latent = tape.view(compressed, x.rows, mla.kv_rank)
+        shared = tape.view(compressed, x.rows, mla.rope_dim)
+        expanded = self.linear(tape, self.norm(tape, latent, "kv latent norm"), named["kv_b_proj"])
+        q_rope = self.rotate(tape, tape.view(q, x.rows, heads * mla.rope_dim), "Q rope")
+        k_rope = self.rotate(tape, shared, "K rope")
+        width = max(q.width, q_rope.width)
+        query = tape.op("Q joined", [q, q_rope], x.rows, heads * wide, width)
+        key = tape.op("K joined", [expanded, k_rope], x.rows, heads * wide, width)
+        value = tape.view(expanded, x.rows, heads * mla.v_dim)
+        y = self.attend(tape, query, key, value, heads, heads, wide, mla.v_dim)
+        return self.linear(tape, y, last)
+
+    def mlp(self, tape: Tape, x: Value, group: Layers) -> Value:
+        """The feed-forward part: gated or not, or a mixture of experts with shared ones."""
+        modules = [
+            m
+            for m in group.modules
+            if m.kind in ("linear", "conv1d") and not _is_attention(m) and ".experts." not in m.path
+        ]
+        if group.mlp in ("moe", "dense+moe"):
+            y = self.experts(tape, x, group)
+            shared = [m for m in modules if "shared" in m.path and m.out_features > 1]
+            if shared:
+                other = self.dense(tape, x, shared)
+                y = tape.op("experts + shared", [y, other], x.rows, x.columns, max(y.width, other.width), passes=True)
+            return y
+        return self.dense(tape, x, modules)
+
+    def dense(self, tape: Tape, x: Value, modules: Sequence[Module]) -> Value:
+        """down(act(gate(x)) * up(x)), down(act(up(x))), or the fused forms."""
+        down = next(
+            (m for m in reversed(modules) if m.out_features == x.columns and m.in_features != x.columns), modules[-1]
+        )
+        entries = [m for m in modules if m is not down][:2]
+        if len(entries) >= 2 and entries[0].out_features == entries[1].out_features:
+            gate = self.linear(tape, x, entries[0])
+            bent = self.activation(tape, gate, "activation")
+            up = self.linear(tape, x, entries[1])
+            inner = tape.op("gated", [bent, up], x.rows, up.columns, max(bent.width, up.width), keeps=[bent, up])
+        else:
+            both = self.linear(tape, x, entries[0])
+            if both.columns == 2 * down.in_features:
+                gate = tape.view(both, x.rows, down.in_features)
+                up = tape.view(both, x.rows, down.in_features)
+                bent = self.activation(tape, gate, "activation")
+                inner = tape.op("gated", [bent, up], x.rows, down.in_features, both.width, keeps=[bent, both])
+            else:
+                inner = self.activation(tape, both, "activation")
+        return self.linear(tape, inner, down)
+
+    def experts(self, tape: Tape, x: Value, group: Layers) -> Value:
+        """Routed experts as transformers 5 runs them: tokens sorted by expert, one grouped product per matrix.
+
+        Shapes: [tokens * experts per token, width].
+        Source: transformers integrations/moe.py, grouped_mm_experts_forward.
+        """
+        moe = self.shape.moe
+        assert moe is not None
+        rows = x.rows * moe.per_token
+        width = self.cast or x.width
+        router = tape.op("router logits", [x], x.rows, moe.experts, 4, keeps=[x] if self.full else [], trains=self.full)
+        weights = tape.op("router softmax", [router], x.rows, moe.experts, 4, keeps_output=True)
+        chosen = Storage("chosen experts", rows * 8 * 3, f"{rows} x 3 x 8 B")
+        picked = tape.op("router weights", [weights], rows, 1, 4, keeps=[chosen])
+        stack = [m for m in group.modules if m.kind == "experts"]
+        up = next((m for m in stack if "gate_up" in m.path or "up" in m.path or "fc1" in m.path), stack[0])
+        down = next((m for m in stack if m is not up), stack[-1])
+        wide = 2 * moe.width if "gate_up" in up.path else moe.width
+        inputs = tape.op("tokens by expert", [x], rows, x.columns, x.width)
+        entry = tape.cast(inputs, width)
+        first = tape.op("experts up", [entry], rows, wide, width, keeps=[entry] if self.full else [], trains=self.full,
+                        weight_grad=(up.parameters * self.plain) if self.full else 0)  # fmt: skip
+        gate = tape.view(first, rows, moe.width)
+        bent = self.activation(tape, gate, "expert activation")
+        if wide == 2 * moe.width:
+            bent = tape.op("experts gated", [bent, tape.view(first, rows, moe.width)], rows, moe.width, width,
+                           keeps=[bent, first])  # fmt: skip
+        second = tape.op("experts down", [bent], rows, x.columns, width, keeps=[bent] if self.full else [],
+                         trains=self.full, weight_grad=(down.parameters * self.plain) if self.full else 0)  # fmt: skip
+        weighted = tape.op("experts weighted", [second, picked], rows, x.columns, 4, keeps=[second, picked])
+        ordered = tape.op("experts in order", [weighted], rows, x.columns, 4)
+        summed = tape.op("experts summed", [ordered], x.rows, x.columns, 4)
+        return tape.cast(summed, x.width)
+
+
+def _is_attention(module: Module) -> bool:
+    """Whether this linear layer belongs to attention, by its path."""
+    path = module.path.lower()
+    if any(
+        part in path for part in ("mlp", "ffn", "feed_forward", "intermediate", "denserelu", "experts", "fc1", "fc2")
+    ):
+        return False
+    return "attn" in path or "attention" in path or "mixer" in path
+
+
+_LAYER_NORM = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "gpt_bigcode", "bert", "mpt",
+               "stablelm", "starcoder2", "codegen")  # fmt: skip
+_DROPOUT = ("gpt2", "opt", "bert", "t5", "mt5", "gpt_bigcode", "roberta", "codegen")
+_PARALLEL = ("gpt_neox", "gptj", "falcon", "phi", "cohere", "cohere2", "codegen")
+_NORM_AFTER = ("olmo2", "olmo3")
+_NO_ROTARY = ("gpt2", "gpt_neo", "opt", "bloom", "mpt", "gpt_bigcode", "bert", "roberta", "t5", "mt5")
+# transformers 5.24: no scaled_dot_product_attention for these, facts/arch_support.json
+_EAGER_ONLY = ("bloom", "gpt_oss", "gemma2", "mpt", "t5", "mt5", "codegen", "deepseek_v4")

@@ -1,0 +1,426 @@
+"""How much memory does this plan take on this model? By formulas alone: eight components, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from preflight.memory.blocks import WIDTHS, Builder
+from preflight.memory.tape import Held, Profile, Storage, Tape, Value
+from preflight.model_shape import Layers, ModelShape, Module
+from preflight.plan import Plan
+
+COMPONENTS = {
+    "static_model": "weights as they are stored, adapters, buffers",
+    "quantisation_overhead": "scales and tables of quantised weights; a weight dequantised for its product",
+    "gradients": "gradients of what is trained",
+    "optimizer": "states of what is trained; the temporary of a foreach step",
+    "activations": "what the forward pass keeps for the backward pass, and what the layer at the peak works on",
+    "logits_loss": "logits, their float32 copy, log-probabilities and their gradients",
+    "cuda_overhead": "workspaces of cuBLAS inside torch's figure",
+    "safety_margin": "what the caching allocator holds beyond the tensors",
+}
+_SOURCES = {
+    "static_model": "parameters of config.json x bytes per element",
+    "quantisation_overhead": "bitsandbytes functional.py quantize_4bit: blocks of 64, float32 or 8-bit scales (of 256)",
+    "gradients": "torch: one gradient per trained parameter, in its dtype",
+    "optimizer": "torch optim/adamw.py; bitsandbytes optim/optimizer.py (8-bit: block 256; paged from 1e5 elements)",
+    "activations": "transformers 5 and peft layers operation by operation: preflight/memory/blocks.py",
+    "logits_loss": "transformers loss/loss_utils.py ForCausalLMLoss; torch cross_entropy and its backward",
+    "cuda_overhead": "pytorch ATen/cuda/CublasHandlePool.cpp: 8.125 MiB per handle, 32 MiB from compute capability 9",
+    "safety_margin": "facts/memory_errors.json: reserved over allocated on published rows",
+}
+
+
+class NoEstimate(Exception):
+    """This model or plan has no closed form; the reason is one line."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One of the eight parts of the peak."""
+
+    name: str
+    bytes: int
+    items: tuple[Held, ...]
+    what: str
+    source: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON data; items largest first."""
+        return {
+            "bytes": self.bytes,
+            "what": self.what,
+            "source": self.source,
+            "items": [{"what": i.name, "bytes": i.bytes, "formula": i.text} for i in self.items],
+        }
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Peak memory of one GPU under a plan. `allocated_bytes` is what torch.cuda.max_memory_allocated would say.
+
+    `reserved_bytes` adds the allocator's cache. The CUDA context (`context_bytes`) and other processes come on top.
+    `low_bytes` and `high_bytes` bound the allocated and the reserved peak, from this evidence's errors on published
+    measurements. `moment` is when the peak happens; `moments` holds the peaks of all of them.
+    """
+
+    evidence: str
+    allocated_bytes: int
+    reserved_bytes: int
+    low_bytes: int
+    high_bytes: int
+    context_bytes: int
+    moment: str
+    moments: dict[str, int]
+    components: tuple[Component, ...]
+    trainable_parameters: int
+    notes: tuple[str, ...] = ()
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "evidence": self.evidence,
+            "allocated_bytes": self.allocated_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "low_bytes": self.low_bytes,
+            "high_bytes": self.high_bytes,
+            "context_bytes": self.context_bytes,
+            "moment": self.moment,
+            "moments_bytes": self.moments,
+            "components": {component.name: component.as_json() for component in self.components},
+            "trainable_parameters": self.trainable_parameters,
+            "notes": list(self.notes),
+            **self.detail,
+        }
+
+
+def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
+    """The peak of a training step by formulas. Raises NoEstimate when the structure of the model is not known."""
+    if shape.structure == "unknown" or not shape.groups or not shape.hidden_size:
+        raise NoEstimate("the structure of this model is not known, so nothing can be counted")
+    counted = _Counted(shape, plan)
+    moments = dict(counted.moments())
+    moment = max(moments, key=lambda name: sum(row.bytes for row in moments[name]))
+    rows = moments[moment]
+    allocated = sum(row.bytes for row in rows)
+    from preflight.memory.errors import interval
+
+    low, high, reserved = interval("closed", plan, allocated)
+    margin = Held("allocator cache and rounding", reserved - allocated, "", "safety")
+    return MemoryEstimate(
+        evidence="closed form",
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        low_bytes=low,
+        high_bytes=high,
+        context_bytes=context_bytes(plan),
+        moment=moment,
+        moments={name: sum(row.bytes for row in held) for name, held in moments.items()},
+        components=components_of([*rows, margin]),
+        trainable_parameters=counted.trained,
+        notes=tuple(counted.notes),
+    )
+
+
+_KINDS = {
+    "static": "static_model",
+    "quantisation": "quantisation_overhead",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activation": "activations",
+    "logits": "logits_loss",
+    "cuda": "cuda_overhead",
+    "safety": "safety_margin",
+}
+
+
+def components_of(rows: list[Held]) -> tuple[Component, ...]:
+    """The eight components, always all of them and in their order; equal lines are put together."""
+    gathered: dict[str, dict[tuple[str, str], int]] = {name: {} for name in COMPONENTS}
+    for row in rows:
+        place = gathered[_KINDS.get(row.kind, "activations")]
+        place[row.name, row.text] = place.get((row.name, row.text), 0) + row.bytes
+    made = []
+    for name, what in COMPONENTS.items():
+        items = sorted((Held(n, size, text) for (n, text), size in gathered[name].items()), key=lambda i: -i.bytes)
+        made.append(Component(name, sum(i.bytes for i in items), tuple(items), what, _SOURCES[name]))
+    return tuple(made)
+
+
+def context_bytes(plan: Plan) -> int:
+    """The CUDA context and loaded kernels, outside torch's figures: 0.14 GiB on a T4 to 1.3 GiB on old drivers.
+
+    0.5 GiB stands for current drivers with lazy loading of kernels. Source: tests/../benchmarks rows with both
+    figures (T4, torch 2.10: 0.138 GiB; V100, torch 1.10: 1.31 GiB).
+    """
+    return 1 << 29
+
+
+class _Counted:
+    """Everything that is counted once for a model and a plan."""
+
+    def __init__(self, shape: ModelShape, plan: Plan) -> None:
+        self.shape, self.plan = shape, plan
+        self.build = Builder(shape, plan)
+        self.notes: list[str] = []
+        self.hidden = plan.tokens * (shape.hidden_size or 0) * self.build.stream
+        self.profiles = [(group, self.profile(group)) for group in self.trained_stacks()]
+        self.trained = sum(elements for elements, _ in self.trained_tensors())
+        self.loss = self.loss_profile()
+
+    def trained_stacks(self) -> list[Layers]:
+        """Groups of layers that run in the step: vision and audio towers rest when only text is given."""
+        return [group for group in self.shape.groups if group.stack in ("decoder", "encoder")]
+
+    def profile(self, group: Layers) -> Profile:
+        tape, result = self.build.layer(group)
+        return tape.profile(result)
+
+    # -- what lies there all the time
+
+    def static(self) -> list[Held]:
+        """Weights, quantisation scales, adapters."""
+        plain = packed = scales = tables = 0
+        width, method = self.build.plain, self.plan.method
+        for module, times, _stack in self.shape.occurrences():
+            count = module.weights * module.per_layer * times
+            biases = module.bias * module.per_layer * times
+            copies = module.per_layer * times
+            if not self.build.quantised(module):
+                plain += (count + biases) * width
+                continue
+            plain += biases * width
+            if method == "qlora":
+                packed += copies * _block(-(-module.weights // 2))
+                blocks = -(-module.weights // 64)
+                if self.plan.double_quant:
+                    scales += copies * (_block(blocks) + _block(-(-blocks // 256) * 4))
+                    tables += copies * (1024 + 2 * 512)
+                else:
+                    scales += copies * _block(blocks * 4)
+                    tables += copies * 512
+            elif method == "lora_int8":
+                packed += copies * _block(module.weights)
+                scales += copies * _block(module.out_features * 4)
+            else:  # GPTQ, AWQ: 8 values in an int32; groups of 128 with a float16 scale and a 4-bit zero
+                packed += copies * _block(-(-module.weights // 2))
+                groups = -(-module.in_features // 128)
+                scales += copies * (
+                    _block(groups * module.out_features * 2) + _block(groups * module.out_features // 2)
+                )
+                scales += copies * _block(module.in_features * 4)
+        rows = [Held(f"weights of {width} bytes", plain, f"{plain // width} x {width} B", "static")]
+        if packed:
+            rows.append(Held("quantised weights", packed, "", "static"))
+            rows.append(Held("scales", scales, "", "quantisation"))
+            rows.append(Held("code tables", tables, "", "quantisation"))
+        if self.plan.adapters:
+            adapter = sum(_block(elements * wide) for elements, wide in self.trained_tensors())
+            rows.append(Held("adapters", adapter, f"{self.trained} x {self.build.adapter} B", "static"))
+        return rows
+
+    def trained_tensors(self) -> Iterator[tuple[int, int]]:
+        """(elements, bytes per element) of each trained tensor."""
+        plan, adapter = self.plan, self.build.adapter
+        for module, times, _stack in self.shape.occurrences():
+            copies = module.per_layer * times
+            if not plan.adapters:
+                for _ in range(copies):
+                    yield module.weights, self.build.plain
+                    if module.bias:
+                        yield module.bias, self.build.plain
+            elif self.build.targeted(module):
+                for _ in range(copies):
+                    yield plan.lora_rank * module.in_features, adapter
+                    yield plan.lora_rank * module.out_features, adapter
+                    if plan.use_dora:
+                        yield module.out_features, adapter
+            elif plan.modules_to_save and (module.name in plan.modules_to_save or module.path in plan.modules_to_save):
+                yield module.parameters * times, max(adapter, self.build.plain)
+
+    def gradients(self) -> int:
+        """Bytes of all gradients."""
+        return sum(_block(elements * width) for elements, width in self.trained_tensors())
+
+    def states(self) -> int:
+        """Bytes of the optimizer's states."""
+        return sum(
+            state_bytes(self.plan.optimizer_name(), elements, width) for elements, width in self.trained_tensors()
+        )
+
+    def workspaces(self) -> list[Held]:
+        each = 32 << 20 if self.build.capability >= 9.0 else 8519680
+        return [Held("cuBLAS workspaces, forward and backward handle", 2 * each, f"2 x {each} B", "cuda")]
+
+    # -- the loss
+
+    def loss_profile(self) -> tuple[Profile, int]:
+        """The final norm, the head and the loss; and the bytes of logits that the loop still holds afterwards."""
+        build, plan, shape = self.build, self.plan, self.shape
+        tape = Tape()
+        x = tape.input("last hidden states", plan.tokens, shape.hidden_size or 0, build.stream)
+        hidden = build.norm(tape, x, "final norm")
+        vocabulary, rows = build.vocabulary, plan.tokens
+        head = next((m for m, _, _ in shape.occurrences() if shape.is_head(m)), None)
+        if head is None:
+            head = Module(shape.head_path, "linear", (vocabulary, shape.hidden_size or 0))
+        if plan.loss in ("fused_linear_ce", "chunked_lm_head_and_ce"):
+            return tape.profile(self.fused_linear(tape, hidden, head)), 0
+        if plan.loss == "classification":
+            out = tape.op("scores", [hidden], plan.micro_batch, 2, 4, keeps=[hidden] if build.full else [])
+            return tape.profile(out), 0
+        logits = build.linear(tape, hidden, head, "logits")
+        logits.storage.kind = "logits"
+        logits.storage.name = "logits"
+        held = 0
+        if plan.loss == "fused_ce_on_full_logits":
+            rest = Storage("log-sum-exp", rows * 4, f"{rows} x 4 B", "logits")
+            result = tape.op("loss", [logits], 1, 1, 4, keeps=[logits, rest], passes=True, kind="logits")
+            return tape.profile(result), logits.size if plan.holds_outputs else 0
+        wide = logits
+        if plan.loss == "full_logits_fp32_upcast" or build.cast is not None:
+            wide = tape.cast(logits, 4, "logits in 32 bit")
+        chance = tape.op("log-probabilities", [wide], rows, vocabulary, wide.width, keeps_output=True, kind="logits")
+        result = tape.op("loss", [chance], 1, 1, 4, kind="logits")
+        tape.hold(wide)
+        if plan.holds_outputs:
+            held = rows * vocabulary * (4 if build.cast is not None else logits.width)
+        return tape.profile(result), held
+
+    def fused_linear(self, tape: Tape, hidden: Value, head: Module) -> Value:
+        """Liger and cut cross-entropy: logits in pieces, the gradient of the hidden states made on the way.
+
+        Source: liger-kernel ops/fused_linear_cross_entropy.py: pieces of next_power_of_2(rows / (vocabulary / width)).
+        """
+        rows, vocabulary, columns = self.plan.tokens, self.build.vocabulary, hidden.columns
+        width = self.build.cast or hidden.width
+        pieces = max(1, -(-vocabulary // max(1, columns)))
+        size = 1 << max(0, -(-rows // pieces) - 1).bit_length()
+        piece = min(rows, size) * vocabulary * width
+        weight = head.weights * width if self.build.full else 0
+        entry = tape.cast(hidden, width)
+        keeps: list[Value | Storage] = [Storage("gradient of the hidden states", rows * columns * width, "", "logits")]
+        if self.build.plain != width:
+            keeps.append(Storage("head weight cast", head.weights * width, "", "logits"))
+        return tape.op(
+            "loss", [entry], 1, 1, 4, keeps=keeps, forward_extra=piece + weight, weight_grad=weight, kind="logits",
+            trains=self.build.full,
+        )  # fmt: skip
+
+    # -- moments
+
+    def moments(self) -> Iterator[tuple[str, list[Held]]]:
+        """Each moment that can be the highest, with what is there then."""
+        plan, hidden = self.plan, self.hidden
+        base = [*self.static(), *self.workspaces(), Held("token ids and labels", 2 * plan.tokens * 8, "", "activation")]
+        states = [Held("optimizer states", self.states(), "", "optimizer")]
+        gradients = self.gradients()
+        grads = Held("gradients", gradients, f"{self.trained} trained", "gradients")
+        waiting = [grads] if plan.gradient_accumulation > 1 else []
+        profile, held = self.loss
+        held_rows = [Held("logits that the loop still holds", held, "", "logits")] if held else []
+        kept = self.kept_by_all()
+        before = [*base, *states, *waiting]
+        last = Held("hidden states after the last layer", hidden, self.hidden_text(1), "activation")
+        for name, peak, rows in (
+            ("forward, at the loss", profile.forward_peak, profile.at_forward_peak),
+            ("backward, at the loss", profile.backward_peak, profile.at_backward_peak),
+        ):
+            extra = [Held("held logits", held, "", "logits")] if held and name.startswith("backward") else []
+            yield name, [*before, *kept, last, *rows, *extra, *_rest(peak, rows)]
+        of_head = 0 if plan.adapters or waiting else self.head_gradient()
+        head_grads = [Held("gradients of the head", of_head, "", "gradients")] if of_head else []
+        total = sum(group.count for group, _ in self.profiles)
+        for group, layer in self.profiles:
+            top = layer.backward_peak
+            if plan.gradient_checkpointing:  # the layer runs forward again first, with the gradient of its output there
+                top = max(top, layer.forward_peak + hidden)
+            work = [*layer.at_backward_peak, *_rest(top, layer.at_backward_peak)]
+            without = [row for row in work if row.kind != "gradients"]
+            label = "" if len(self.profiles) == 1 else f" ({group.mixer}, {group.mlp})"
+            others = kept if plan.gradient_checkpointing else self.kept_by_all(less=group)
+            if plan.adapters or waiting:
+                so_far = 0 if waiting else 2 * gradients // max(1, total)
+                work = [*without, Held("gradients so far", so_far, "", "gradients")]
+            yield f"backward of the last layer{label}", [*before, *held_rows, *others, *head_grads, *work]
+            one = Held("hidden states kept at checkpoints", hidden, self.hidden_text(1), "activation")
+            yield f"backward of the first layer{label}", [*base, *states, *held_rows, grads, one, *without]
+        step = [Held("foreach temporary", self.step_temporary(), "", "optimizer")]
+        yield "optimizer step", [*base, *states, grads, *held_rows, *step]
+        yield "loading", self.loading()
+
+    def hidden_text(self, count: int) -> str:
+        """The product behind so many hidden states."""
+        return f"{count} x {self.plan.tokens} x {self.shape.hidden_size} x {self.build.stream} B"
+
+    def head_gradient(self) -> int:
+        return (self.shape.head_parameters or self.shape.embedding_parameters) * self.build.plain
+
+    def kept_by_all(self, less: Layers | None = None) -> list[Held]:
+        """What all layers keep; with `less`, without one layer of that kind (whose own lines are listed apart)."""
+        plan, hidden = self.plan, self.hidden
+        total = sum(group.count for group, _ in self.profiles)
+        rotary = 2 * plan.sequence_tokens * (self.shape.head_dim or 0) * self.build.stream
+        rows = [Held("cos and sin of positions", rotary, "", "activation")]
+        if plan.gradient_checkpointing:
+            rows.append(
+                Held("hidden states kept at checkpoints", total * hidden, self.hidden_text(total), "activation")
+            )
+            return rows
+        for group, layer in self.profiles:
+            count = group.count - (1 if group is less else 0)
+            if layer.keeps_input:
+                rows.append(Held("layer inputs", group.count * hidden, self.hidden_text(group.count), "activation"))
+            rows += [
+                Held(row.name, row.bytes * count, f"{count} x {row.text}", row.kind) for row in layer.kept_rows if count
+            ]
+        return rows
+
+    def step_temporary(self) -> int:
+        """A foreach step makes one list as large as the parameters (the square roots of the second moments)."""
+        if self.plan.optimizer_name() in ("adamw_torch", "adafactor", "muon"):
+            return self.gradients()
+        return 0
+
+    def loading(self) -> list[Held]:
+        """The highest point of loading: all weights, and the largest one twice while it is quantised or cast."""
+        rows = [row for row in self.static() if row.name != "adapters"]
+        if not self.plan.quantised:
+            return rows
+        source = WIDTHS[self.plan.weight_dtype]
+        largest = max((m.weights for m, _, _ in self.shape.occurrences() if self.build.quantised(m)), default=0)
+        rows.append(Held("a 16-bit weight while it is quantised", largest * source, "", "static"))
+        if self.plan.upcast:
+            plain = max((m.weights for m, _, _ in self.shape.occurrences() if not self.build.quantised(m)), default=0)
+            rows[-1] = Held("16-bit copies while they are cast", max(plain, largest) * source, "", "static")
+        return rows
+
+
+def state_bytes(optimizer: str, elements: int, width: int) -> int:
+    """Bytes of the states that an optimizer keeps for one tensor. Paged ones of 1e5 elements or more are not on it."""
+    if optimizer in ("adamw_torch", "adamw_torch_fused"):
+        return 2 * _block(elements * width)
+    if optimizer == "sgd":
+        return 0
+    if optimizer == "adafactor":
+        return 2 * _block(int(elements**0.5) * 4)
+    if optimizer == "muon":
+        return _block(elements * width)
+    if "paged" in optimizer and elements >= 100000:
+        return 0
+    count = 1 if "lion" in optimizer else 2
+    if "8bit" in optimizer and elements >= 4096:
+        return count * (_block(elements) + _block(-(-elements // 256) * 4))
+    return count * _block(elements * 4)
+
+
+def _block(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+def _rest(peak: int, rows: tuple[Held, ...]) -> list[Held]:
+    missing = peak - sum(row.bytes for row in rows)
+    return [Held("working memory of the layer", missing, "", "activation")] if missing > 0 else []
