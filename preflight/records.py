@@ -130,7 +130,7 @@ class Records:
     def _cr_only(self) -> bool:
         return self.container in ("jsonl", "text-lines") and b"\n" not in self._head and b"\r" in self._head.rstrip()
 
-    def _lines(self, keep_blank: bool = False) -> Iterator[tuple[int, str | BadRecord]]:
+    def lines(self, keep_blank: bool = False) -> Iterator[tuple[int, str | BadRecord]]:
         """(line number, text without its line end), blank lines left out and counted. Only LF and CRLF end a line:
         U+2028 may stand inside a JSON string. A BadRecord stands for a line that is no text (its number is 0)."""
         utf8 = self.encoding is None or self.encoding.startswith("utf") or self.encoding == "ascii"
@@ -204,7 +204,7 @@ class Records:
 
     def _json_lines(self) -> Iterator[Record | BadRecord]:
         counter = 0
-        lines = self._lines()
+        lines = self.lines()
         previous_bad: tuple[BadRecord, bool] | None = None
         parse = JsonReader()
         for line_number, text in lines:
@@ -338,7 +338,7 @@ class Records:
                 yield BadRecord(counter + 1, None, "compressed-data-damaged", detail)
 
     def _text_lines(self) -> Iterator[Record | BadRecord]:
-        for counter, (line_number, text) in enumerate(self._lines(), 1):
+        for counter, (line_number, text) in enumerate(self.lines(), 1):
             if isinstance(text, BadRecord):
                 yield BadRecord(counter, line_number, text.reason, text.detail)
             else:

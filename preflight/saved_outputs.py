@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from preflight.console import UsageError
+from preflight.encodings import detect_encoding
+from preflight.records import BadRecord, Unreadable, read_records
 
 # Where the generated text stands in the records that common programs write, best known first.
 OUTPUT_FIELDS = (
@@ -102,3 +108,117 @@ def _text_of(value: Any) -> str | None:
         parts = [part.get("text") for part in value if isinstance(part.get("text"), str)]
         return "".join(str(part) for part in parts) if parts else None
     return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files of outputs
+
+_RECORD_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+_WHOLE_LIMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class PlacedOutput:
+    """One output and where it stands. `text` None: `trouble` says why there is none."""
+
+    place: str
+    text: str | None
+    finish_reason: str | None = None
+    trouble: str = ""
+    field: str = ""
+
+
+def read_outputs(
+    path: str, how: str = "auto", field: str | None = None, own_keys: Collection[str] = ()
+) -> tuple[str, Iterator[PlacedOutput]]:
+    """How the file is read (whole, lines, records or folder), and its outputs.
+
+    auto: a text is one output; a folder holds one output a file; in JSON Lines, CSV and Parquet each record holds one
+    in a known field, or, when it has none (or has the `own_keys` of the answer itself), each line is one.
+    Raises UsageError when the file cannot be read at all.
+    """
+    if path == "-":
+        return "whole", iter([PlacedOutput("stdin", sys.stdin.read())])
+    file = Path(path)
+    if file.is_dir():
+        inner = sorted(item for item in file.iterdir() if item.is_file() and not item.name.startswith("."))
+        return "folder", (PlacedOutput(item.name, _whole_text(item)) for item in inner)
+    if not file.exists():
+        raise UsageError(f"--outputs {path}: no such file")
+    if how == "whole" or (how == "auto" and not _holds_records(file, own_keys)):
+        return "whole", iter([PlacedOutput(file.name, _whole_text(file))])
+    try:
+        records = read_records(file)
+        if how == "auto":
+            how = _records_or_lines(records, field, own_keys)
+        if how == "lines":
+            return "lines", _line_outputs(records)
+        return "records", _record_outputs(records, field)
+    except Unreadable as error:
+        raise UsageError(f"--outputs {path}: {error.what}; {error.fix[0] if error.fix else error.why}") from error
+
+
+def _whole_text(file: Path) -> str:
+    try:
+        if file.stat().st_size > _WHOLE_LIMIT_BYTES:
+            raise UsageError(f"--outputs {file}: {file.stat().st_size} bytes; allowed for one output: 64 MiB")
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--outputs {file}: cannot be read ({error.strerror})") from error
+    encoding = detect_encoding(data)
+    return data.decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
+
+
+def _holds_records(file: Path, own_keys: Collection[str]) -> bool:
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if any(suffix in _RECORD_SUFFIXES for suffix in suffixes):
+        return True
+    if ".json" not in suffixes:
+        return False
+    try:
+        records = read_records(file)
+        first = next(iter(records), None)
+    except Unreadable:
+        return False
+    # One JSON document may be the output itself; it holds several only when it is a list of saved records.
+    if first is None or isinstance(first, BadRecord) or records.container not in ("json-array", "jsonl"):
+        return False
+    if isinstance(first.value, dict) and set(own_keys) & first.value.keys():
+        return False
+    return output_in(first.value).text is not None
+
+
+def _records_or_lines(records: Any, field: str | None, own_keys: Collection[str]) -> str:
+    if field is not None or records.container != "jsonl":
+        return "records"
+    for record in records:
+        if isinstance(record, BadRecord):
+            continue
+        value = record.value
+        if isinstance(value, str):
+            return "records"
+        own = isinstance(value, dict) and set(own_keys) & value.keys()
+        return "lines" if own or output_in(value).text is None else "records"
+    return "lines"
+
+
+def _line_outputs(records: Any) -> Iterator[PlacedOutput]:
+    for number, line in records.lines():
+        if isinstance(line, BadRecord):
+            yield PlacedOutput(f"line {number}", None, trouble=line.detail)
+        else:
+            yield PlacedOutput(f"line {number}", line)
+
+
+def _record_outputs(records: Any, field: str | None) -> Iterator[PlacedOutput]:
+    for record in records:
+        place = f"line {record.line}" if record.line is not None else f"record {record.number}"
+        if isinstance(record, BadRecord):
+            yield PlacedOutput(place, None, trouble=f"{record.reason}: {record.detail}")
+            continue
+        saved = output_in(record.value, (field,) if field else OUTPUT_FIELDS)
+        if saved.text is None:
+            named = f"the field '{field}' holds" if field else "the record holds"
+            yield PlacedOutput(place, None, trouble=f"{named} no text")
+        else:
+            yield PlacedOutput(place, saved.text, saved.finish_reason, field=saved.field)
