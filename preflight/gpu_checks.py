@@ -12,7 +12,7 @@ from preflight.capability import SOURCE as CAPABILITY_SOURCE
 from preflight.capability import capability_from_name, capability_of, completed
 from preflight.console import gib
 from preflight.findings import Finding, Level, quote
-from preflight.gpus import Accelerators, Gpu, PciCard, Trouble, usable_gpus
+from preflight.gpus import Accelerators, Gpu, PciCard, Trouble, kind_of_program, usable_gpus
 from preflight.host import Host
 from preflight.kernel_log import KernelLog
 from preflight.nvidia import short_bus_id
@@ -251,13 +251,15 @@ def _lost(seen: Seen, trouble: Trouble) -> Finding:
         if others
         else ""
     )
+    logged = any(xid.code == 79 for xid in seen.log.xids)
     keep = "until then use only the cards that answer: set CUDA_VISIBLE_DEVICES"
     return Finding(
         "gpu-lost",
         Level.FAIL,
         f"A card is there but no longer answers on PCIe ({', '.join(buses) or 'bus id not told'}): the GPU is "
         f"lost.{others_said}",
-        "The link to the card broke while it ran: power, cable or riser, slot, heat, overclock or PCIe power "
+        ("The kernel log has Xid 79 for it. " if logged else "")
+        + "The link to the card broke while it ran: power, cable or riser, slot, heat, overclock or PCIe power "
         "saving. This is not a "
         "timeout (TDR), and nothing that is installed with pip can change it.",
         (
@@ -829,47 +831,41 @@ def check_mixed_cards(seen: Seen) -> list[Finding]:
 
 def check_number_formats(seen: Seen) -> list[Finding]:
     """Native bf16, quantisation and attention on the NVIDIA cards that are here."""
+    able = {gpu.name: capability_of(gpu.compute_capability) for gpu in seen.nvidia}
+    known = [(name, one) for name, one in able.items() if one is not None]
+    modern = [f"{quote(n)} ({c.family}, {c.compute_capability})" for n, c in known if c.bf16_native]
+    old = [(n, c) for n, c in known if not c.bf16_native]
     found = []
-    done: set[str] = set()
-    for gpu in seen.nvidia:
-        able = capability_of(gpu.compute_capability)
-        if able is None or able.compute_capability in done:
-            continue
-        done.add(able.compute_capability)
-        head = f"{able.family} (compute capability {able.compute_capability}, {quote(gpu.name)})"
-        if able.bf16_native:
-            extra = ", fp8" if able.fp8_native else ""
-            found.append(
-                Finding(
-                    "number-formats",
-                    Level.OK,
-                    f"{head}: native bf16{extra}, fused attention ({', '.join(able.sdpa[:-1])}), 4-bit and 8-bit "
-                    f"quantisation.",
-                    "",
-                    (),
-                    CAPABILITY_SOURCE,
-                )
+    if modern:
+        fp8 = [quote(n) for n, c in known if c.fp8_native]
+        found.append(
+            Finding(
+                "number-formats",
+                Level.OK,
+                f"Native bf16, fused attention and 4-bit and 8-bit quantisation on {', '.join(modern)}.",
+                f"fp8 too on {', '.join(fp8)}." if fp8 else "",
+                (),
+                CAPABILITY_SOURCE,
             )
-            continue
-        lacks = ["no native bf16 (torch.cuda.is_bf16_supported() counts emulation and says True)"]
-        lacks += ["no FlashAttention"]
-        if not able.llm_int8:
-            lacks.append("no LLM.int8")
-        if not able.nf4:
-            lacks.append("no bitsandbytes (NF4 and 8-bit optimizers need 6.0)")
-        if not able.fp16_fast:
-            lacks.append("fp16 at a fraction of the fp32 rate")
+        )
+    if old:
+        lacks = ["bf16", "FlashAttention"]
+        lacks += ["LLM.int8"] if any(not c.llm_int8 for _, c in old) else []
+        lacks += ["bitsandbytes (NF4 and 8-bit optimizers need 6.0)"] if any(not c.nf4 for _, c in old) else []
+        slow = [quote(n) for n, c in old if not c.fp16_fast]
+        cards = ", ".join(f"{quote(n)} ({c.family}, {c.compute_capability})" for n, c in old)
         found.append(
             Finding(
                 "no-native-bf16",
                 Level.WARN,
-                f"{head}: {', '.join(lacks)}.",
-                "Training in bf16 runs emulated and slowly. Models with grouped-query attention fall back to the "
-                "math attention, whose "
-                "memory grows with the square of the sequence.",
+                f"No native {', no '.join(lacks)} on {cards}.",
+                "bf16 runs emulated and slowly there, although torch.cuda.is_bf16_supported() says True. Models "
+                "with grouped-query "
+                "attention fall back to the math attention, whose memory grows with the square of the sequence."
+                + (f" fp16 is slow too on {', '.join(slow)}." if slow else ""),
                 (
-                    "train in "
-                    + ("fp16 with a gradient scaler (fp16=True)" if able.fp16_fast else "fp32, or fp16 to save memory"),
+                    "train in fp16 with a gradient scaler (fp16=True)"
+                    + (", or in fp32 where fp16 is slow" if slow else ""),
                     "keep sequences short, and leave attn_implementation at sdpa",
                 ),
                 CAPABILITY_SOURCE,
@@ -1196,7 +1192,7 @@ def as_json(seen: Seen) -> dict[str, Any]:
         "budget_bytes_for_one_process": max(
             (gpu.free_bytes for gpu in seen.usable if gpu.free_bytes is not None), default=None
         ),
-        "processes": [asdict(process) for process in accelerators.processes],
+        "processes": [{**asdict(p), "program": kind_of_program(p.name)} for p in accelerators.processes],
         "pci": [asdict(card) for card in accelerators.pci],
         "lspci_rev_ff": [card.slot for card in accelerators.pci if not card.answers],
         "lost_bus_ids": sorted({bus for t in accelerators.troubles if t.kind == "lost" for bus in t.bus_ids}),

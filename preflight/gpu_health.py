@@ -8,7 +8,7 @@ from typing import Any
 from preflight.console import gib
 from preflight.findings import Finding, Level, quote
 from preflight.gpu_checks import AGAIN, Seen, again, count
-from preflight.gpus import Gpu, GpuProcess
+from preflight.gpus import Gpu, GpuProcess, kind_of_program
 from preflight.host import Host
 from preflight.kernel_log import KernelLog, Xid, meaning
 
@@ -91,7 +91,11 @@ def check_kernel_log(seen: Seen) -> list[Finding]:
     log = seen.log
     found: list[Finding] = []
     by_gpu = xids_by_gpu(log.xids)
-    grave = {bus: row for bus, row in by_gpu.items() if not _is_mild(row)}
+    # A lost card that the driver's tool named too has its finding already.
+    named = {bus.rpartition(".")[0] for trouble in seen.accelerators.troubles for bus in trouble.bus_ids}
+    grave = {
+        bus: row for bus, row in by_gpu.items() if not _is_mild(row) and not (bus in named and row["xids"] == [79])
+    }
     mild = {bus: row for bus, row in by_gpu.items() if _is_mild(row)}
     if grave:
         lost = [bus for bus, row in grave.items() if 79 in row["xids"]]
@@ -103,7 +107,7 @@ def check_kernel_log(seen: Seen) -> list[Finding]:
         )
         found.append(
             Finding(
-                "gpu-fell-off-the-bus" if only_lost else "hardware-xid" if level is Level.FAIL else "driver-xid",
+                "gpu-lost" if only_lost else "hardware-xid" if level is Level.FAIL else "driver-xid",
                 level,
                 "The kernel log holds errors of the card or its link: "
                 + "; ".join(_told(b, r) for b, r in grave.items())
@@ -379,31 +383,6 @@ def check_pcie(seen: Seen) -> list[Finding]:
 
 # --- who holds the memory
 
-_HOLDERS: tuple[tuple[str, str], ...] = (
-    ("game engine", r"unity|unreal|ue[45]editor|godot|cryengine|blender|omniverse|maya|3dsmax|houdini"),
-    ("browser", r"chrome|chromium|firefox|msedge|brave|opera|safari|webview2|electron"),
-    (
-        "desktop",
-        r"xorg|xwayland|gnome-shell|kwin|plasmashell|mutter|sway|hyprland|dwm\.exe|explorer\.exe|lockapp|/x$|cinnamon"
-        r"|shellexperience|searchhost|startmenu|textinput|nvcontainer|systemsettings|compiz|budgie",
-    ),
-    ("game or its launcher", r"steam|epicgames|battle\.net|\\games?\\|/games?/|wine|proton|minecraft|riot|gamebar"),
-    ("media or call", r"obs(?:64)?\b|ffmpeg|vlc|mpv|zoom|teams|discord|slack|resolve|premiere|afterfx|photoshop"),
-    (
-        "inference server",
-        r"ollama|llama-server|llama_server|vllm|sglang|text-generation|triton|lmstudio|lm studio|koboldcpp|comfyui",
-    ),
-    ("Python program", r"python|jupyter|ipython|torchrun|accelerate"),
-)
-
-
-def kind_of_program(name: str | None) -> str | None:
-    """What sort of program holds GPU memory, from its name; None when it is none of the known."""
-    for kind, pattern in _HOLDERS:
-        if name and re.search(pattern, name, re.IGNORECASE):
-            return kind
-    return None
-
 
 def check_memory_in_use(seen: Seen) -> list[Finding]:
     """Free memory now and who holds the rest."""
@@ -586,7 +565,7 @@ def kernel_log_json(log: KernelLog) -> dict[str, Any]:
     """What the kernel log told, for the report."""
     return {
         "readable": log.readable,
-        "xid_by_gpu": xids_by_gpu(log.xids),
+        "by_gpu": xids_by_gpu(log.xids),
         "xid": sorted({xid.code for xid in log.xids}),
         "init_failed": list(log.init_failed),
         "amd_errors": [quote(line) for line in log.amd_errors],

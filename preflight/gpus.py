@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -223,3 +224,29 @@ def merged(gpus: Sequence[Gpu], more: Sequence[Gpu]) -> list[Gpu]:
             filled["name"] = other.name
         by_index[other.index] = replace(gpu, **filled)
     return [by_index[index] for index in sorted(by_index)]
+
+
+_HOLDERS: tuple[tuple[str, str], ...] = (
+    ("game engine", r"unity|unreal|ue[45]editor|godot|cryengine|blender|omniverse|maya|3dsmax|houdini"),
+    ("browser", r"chrome|chromium|firefox|msedge|brave|opera|safari|webview2|electron"),
+    (
+        "desktop",
+        r"xorg|xwayland|gnome-shell|kwin|plasmashell|mutter|sway|hyprland|dwm\.exe|explorer\.exe|lockapp|/x$|cinnamon"
+        r"|shellexperience|searchhost|startmenu|textinput|nvcontainer|systemsettings|compiz|budgie",
+    ),
+    ("game or its launcher", r"steam|epicgames|battle\.net|\\games?\\|/games?/|wine|proton|minecraft|riot|gamebar"),
+    ("media or call", r"obs(?:64)?\b|ffmpeg|vlc|mpv|zoom|teams|discord|slack|resolve|premiere|afterfx|photoshop"),
+    (
+        "inference server",
+        r"ollama|llama-server|llama_server|vllm|sglang|text-generation|triton|lmstudio|lm studio|koboldcpp|comfyui",
+    ),
+    ("Python program", r"python|jupyter|ipython|torchrun|accelerate"),
+)
+
+
+def kind_of_program(name: str | None) -> str | None:
+    """What sort of program holds GPU memory, from its name; None when it is none of the known."""
+    for kind, pattern in _HOLDERS:
+        if name and re.search(pattern, name, re.IGNORECASE):
+            return kind
+    return None

@@ -46,6 +46,11 @@ def target_of(seen: Seen) -> wheels.Target:
     capabilities = [
         gpu.compute_capability for gpu in usable if gpu.vendor == "nvidia" and gpu.compute_capability is not None
     ]
+    driver = seen.accelerators.driver.version
+    if accelerator == "cpu" and any(device.get("capability") for device in seen.torch.devices) and not seen.torch.hip:
+        accelerator = "cuda"
+        capabilities = [str(device["capability"]) for device in seen.torch.devices if device.get("capability")]
+        driver = driver or _driver_that_torch_proves(seen.torch, capabilities)
     machine = {"amd64": "x86_64", "AMD64": "x86_64", "ARM64": "arm64"}.get(seen.host.machine or "", seen.host.machine)
     system = seen.system
     if machine == "arm64" and system == "Linux":
@@ -53,7 +58,7 @@ def target_of(seen: Seen) -> wheels.Target:
     return wheels.Target(
         accelerator=accelerator,
         capabilities=tuple(dict.fromkeys(capabilities)),
-        driver=seen.accelerators.driver.version if accelerator == "cuda" else None,
+        driver=driver if accelerator == "cuda" else None,
         python=seen.torch.python or _our_python(seen),
         glibc=seen.host.glibc if system == "Linux" else None,
         system=system,
@@ -61,6 +66,16 @@ def target_of(seen: Seen) -> wheels.Target:
         gfx=tuple(dict.fromkeys(gpu.gfx for gpu in usable if gpu.vendor == "amd" and gpu.gfx)),
         macos=seen.host.release if system == "Darwin" and seen.replayed else None,
     )
+
+
+def _driver_that_torch_proves(state: TorchState, capabilities: list[str]) -> str | None:
+    """The oldest driver that could have made this torch see these cards, where no tool told the driver's version."""
+    major = wheels.numbers(state.cuda)[:1]
+    if not state.available or not major:
+        return None
+    floor = wheels.driver_floor(major[0], "Linux")
+    first = max((branch for cc in capabilities if (branch := wheels.driver_for(cc)[0])), default=0)
+    return str(first) if floor is None or wheels.numbers(floor)[0] < first else floor
 
 
 def _our_python(seen: Seen) -> str | None:

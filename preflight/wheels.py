@@ -367,6 +367,9 @@ def _preferred(same: list[Row], target: Target) -> Row:
     default = next((row for row in same if row.default), None)
     if default:
         return default
+    listed = next((row for row in same if row.variant.startswith("rocm") and rocm_architectures(row.variant)), None)
+    if listed:
+        return listed
     native = numbers(native_cuda(target.driver)) if target.driver else ()
     known = [row for row in same if row.cuda and native and row.cuda <= native]
     return known[0] if known else (same[-1] if native else same[0])
@@ -458,7 +461,7 @@ def _changes(target: Target, candidates: list[Row]) -> list[str]:
             name, fit = max(fits, key=lambda pair: (numbers(pair[1].release), numbers(pair[0])))
             found.append(f"Python {name}: torch {fit.version} {fit.variant} would then run")
     if target.glibc is not None:
-        for least in ("2.17", "2.28"):
+        for least in ("2.28", "2.17") if target.glibc == "musl" else ("2.17", "2.28"):
             fit = _fits(replace(target, glibc=least))
             if fit and (target.glibc == "musl" or numbers(least) > numbers(target.glibc)):
                 found.append(
