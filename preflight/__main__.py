@@ -60,7 +60,7 @@ def stage_command(stage: str, args: argparse.Namespace, model: str, data: list[s
         if args.requirements:
             flags += ["--requirements", args.requirements]
     if stage == "model_analyzer":
-        flags += [model]
+        flags += [model, "--here"]
         for name in ("config", "method", "gpu_vram_gb"):
             if getattr(args, name) is not None:
                 flags += [f"--{name.replace('_', '-')}", str(getattr(args, name))]

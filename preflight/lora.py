@@ -197,5 +197,6 @@ def _refused(
 
 def default_targets(model_type: str | None) -> list[str] | str | None:
     """PEFT's own target modules for this type (a list, or a regular expression); None when it has none and refuses."""
-    found: list[str] | str | None = facts.table("peft_rules")["default_targets"].get(model_type or "")
+    listed = facts.table("arch_support")["peft_default_lora_targets"]["map"]
+    found: list[str] | str | None = listed.get(model_type or "")
     return found

@@ -120,7 +120,8 @@ def environment():
     )
     made.filters["tojson"] = tojson
     made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    # A fixed day, so that the same template always gives the same text.
+    made.globals["strftime_now"] = lambda form: datetime.datetime(2026, 1, 31).strftime(form)
     return made
 
 
