@@ -76,7 +76,9 @@ CHECKS = (
 )
 
 
-def look(machine: Machine, python: str | None = None, ask_torch: bool = True) -> tuple[Seen, Interpreter | None]:
+def look(
+    machine: Machine, python: str | None = None, ask_torch: bool = True, torch_limit_s: float = TORCH_LIMIT_S
+) -> tuple[Seen, Interpreter | None]:
     """Everything that the checks judge, and the interpreter that was asked for torch."""
     from preflight import kernel_log, looking, torch_state
     from preflight.gpus import read_accelerators
@@ -90,14 +92,14 @@ def look(machine: Machine, python: str | None = None, ask_torch: bool = True) ->
     if ask_torch:
         interpreter = choose_python(machine, python, needs=("torch",))
         if not machine.replayed:
-            say(f"asking torch in {interpreter.path} (up to {TORCH_LIMIT_S:.0f} s)")
-        state = torch_state.ask(machine, interpreter, TORCH_LIMIT_S)
+            say(f"asking torch in {interpreter.path} (up to {torch_limit_s:.0f} s)")
+        state = torch_state.ask(machine, interpreter, torch_limit_s)
     return looking.together(machine, accelerators, host, log, state), interpreter
 
 
 def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
     """The hardware section of the report."""
-    seen, interpreter = look(machine, args.python, not args.no_torch)
+    seen, interpreter = look(machine, args.python, not args.no_torch, args.torch_timeout)
     findings = list(run_checks(CHECKS, seen))
     observed: dict[str, Any] = {
         **gpu_checks.as_json(seen),
@@ -116,6 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__, "python gpu_probe.py --json")
     made.add_argument("--python", metavar="PATH", help="the interpreter whose torch is asked (default: the active one)")
     made.add_argument("--no-torch", action="store_true", help="do not ask torch")
+    made.add_argument(
+        "--torch-timeout",
+        type=float,
+        default=TORCH_LIMIT_S,
+        metavar="SECONDS",
+        help="give torch up after this (default: 60)",
+    )
     return run_stage(STAGE, made.parse_args(argv), look_and_judge)
 
 

@@ -404,6 +404,20 @@ def first_reason(reasons: Sequence[_Reason], text: str) -> _Reason | None:
     return next((reason for reason in reasons if re.search(reason.pattern, text, re.IGNORECASE)), None)
 
 
+_CRASH = (
+    "A crash in native code at import comes from a damaged or mixed installation: two CUDA or OpenMP libraries, "
+    "another "
+    "processor architecture, a torch built for other CPU instructions. The program itself did not import torch."
+)
+_HANG = (
+    "An import that never ends waits for something: a network file system, a lock, a driver that does not "
+    "answer, or a scan "
+    "by an antivirus program. The first import after an installation may take a minute."
+)
+# Troubles that another build of torch cures.
+_BUILD_CURES = ("torch-driver-too-old", "torch-no-kernel-image")
+
+
 def import_finding(state: TorchState, install: str | None) -> Finding | None:
     """Why torch cannot be imported in this interpreter; None when it can. `install` is the command that fits here."""
     command = (f"`{install}`",) if install else ("run `sh install_pytorch.sh --dry-run` to see which build fits",)
@@ -425,11 +439,7 @@ def import_finding(state: TorchState, install: str | None) -> Finding | None:
             "torch-hangs" if hang else "torch-crashed",
             Level.FAIL,
             f"PyTorch {'hangs' if hang else 'crashes'} in the step `{step}`: the interpreter {how}.",
-            (detail + " " if detail else "")
-            + "A crash in native code at import comes from a damaged or mixed installation (two CUDA or OpenMP "
-            "libraries, another "
-            "processor architecture, a torch built for other CPU instructions); the program itself did not "
-            "import torch.",
+            (detail + " " if detail else "") + (_HANG if hang else _CRASH),
             (
                 "reinstall torch into a fresh virtual environment" + (f": `{install}`" if install else ""),
                 "see where it stops: `python -X faulthandler -c 'import torch'`",
@@ -531,7 +541,7 @@ def cuda_finding(state: TorchState, gpu_here: bool | None, visible: str | None, 
             reason.why
             if reason
             else "The card is there, this build of torch does not reach it, and it does not say why.",
-            ((*again, *reason.fix) if reason else (*again, "reboot, then run `python gpu_probe.py` again"))[:3],
+            _fixes(reason, again),
             SOURCE,
         )
     if state.available is False and gpu_here:
@@ -636,7 +646,7 @@ def _kernel_finding(
             f"torch {quote(state.version)} sees {quote(device)} but the first kernel on it fails: "
             f"{quote(_last_words(text))}",
             reason.why if reason else "is_available() being True does not mean that kernels run.",
-            ((*again, *reason.fix) if reason else (*again, "reboot and run `python gpu_probe.py` again"))[:3],
+            _fixes(reason, again),
             SOURCE,
         )
     wrong = {name: said for name, said in kernel.get("formats", {}).items() if "wrong" in str(said)}
@@ -656,6 +666,12 @@ def _kernel_finding(
             SOURCE,
         )
     return None
+
+
+def _fixes(reason: _Reason | None, again: tuple[str, ...]) -> tuple[str, ...]:
+    if reason is None:
+        return (*again, "reboot and run `python gpu_probe.py` again")[:3]
+    return ((*again, *reason.fix) if reason.code in _BUILD_CURES else reason.fix)[:3]
 
 
 def _last_words(text: str) -> str:

@@ -1,0 +1,4 @@
+"""Never finishes its import."""
+import time
+
+time.sleep(3600)

@@ -1,0 +1,1 @@
+"""A folder of the user's that happens to be called torch."""
