@@ -61,6 +61,8 @@ def judge(sample: Sample, reply: Reply) -> Judged:
         return Judged(sample, reply, None)
     if reply.finish == "time-out" and not reply.output:
         return Judged(sample, reply, Scored(False, quote(reply.error or "no answer within the time limit"), True))
+    if sample.scorer.kind == "function":  # judged later, all together, in a child
+        return Judged(sample, reply, None)
     try:
         scored = score(sample.scorer, reply.output)
     except BadScorer as error:
@@ -75,6 +77,14 @@ def judge(sample: Sample, reply: Reply) -> Judged:
             scored.recovered,
         )
     return Judged(sample, reply, scored)
+
+
+def scored_by_function(line: Mapping[str, Any]) -> Scored | None:
+    """The judgement in one line of the child `score_with`; None when the user's function failed on that sample."""
+    if line.get("error"):
+        return None
+    value = float(line.get("value") or 0.0)
+    return Scored(bool(line.get("passed")), quote(line.get("reason") or f"value {value:g}", 200), False, value)
 
 
 @dataclass(frozen=True)

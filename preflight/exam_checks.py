@@ -94,9 +94,12 @@ _LOAD_FIXES = (
 )
 
 
-def check_generation(observed: Mapping[str, Any]) -> Finding:
+def check_generation(observed: Mapping[str, Any]) -> list[Finding]:
     """Did the model load and answer?"""
-    run = observed["generation"]
+    return [_generation_finding(observed["generation"])] if "generation" in observed else []
+
+
+def _generation_finding(run: Mapping[str, Any]) -> Finding:
     asked, answered, failed = run["asked"], run["answered"], run["failed"]
     where = f"{run['backend']} in {quote(run['python'], 120)}" if run["backend"] != "server" else "the server"
     trouble = run["trouble"]
@@ -212,9 +215,31 @@ def _fix_for(text: str) -> tuple[str, ...]:
     return next(((fix,) for words, fix in _LOAD_FIXES if any(word in lowered for word in words)), ())
 
 
+def check_own_function(observed: Mapping[str, Any]) -> list[Finding]:
+    """Did the user's scoring function judge every answer?"""
+    seen = observed.get("own_function")
+    if not seen:
+        return []
+    if seen["complete"] and not seen["failed"]:
+        return [
+            Finding("own-function", Level.OK, f"{quote(seen['file'], 80)} judged every answer.", source=_RUN_SOURCE)
+        ]
+    said = seen["first_error"] or seen["last_words"] or "it said nothing"
+    return [
+        Finding(
+            "own-function-failed",
+            Level.UNKNOWN,
+            f"Could not tell for some answers: score() of {quote(seen['file'], 80)} failed: {quote(said, 300)}",
+            "Answers that the function did not judge count neither as right nor as wrong.",
+            ("let `score(output, record)` return true, false, or a number from 0 to 1, for every output",),
+            _RUN_SOURCE,
+        )
+    ]
+
+
 def check_tasks(observed: Mapping[str, Any]) -> list[Finding]:
     """How well does the untouched model do each task, and what follows?"""
-    return [_task_finding(task, observed) for task in observed["tasks"] if task["n"]]
+    return [_task_finding(task, observed) for task in observed.get("tasks", ()) if task["n"]]
 
 
 def _task_finding(task: Mapping[str, Any], observed: Mapping[str, Any]) -> Finding:
@@ -282,7 +307,7 @@ def _what_follows(
 
 def check_prompt(observed: Mapping[str, Any]) -> list[Finding]:
     """Were the prompts put the way the model was trained on?"""
-    rendered = observed["generation"]["rendered"]
+    rendered = observed["generation"]["rendered"] if "generation" in observed else {}
     findings = []
     if rendered.get("plain text"):
         findings.append(
@@ -312,9 +337,12 @@ def check_prompt(observed: Mapping[str, Any]) -> list[Finding]:
     return findings
 
 
-def check_latency(observed: Mapping[str, Any]) -> Finding:
+def check_latency(observed: Mapping[str, Any]) -> list[Finding]:
     """How fast are the answers, one at a time?"""
-    seen = observed["latency"]
+    return [_latency_finding(observed["latency"])] if observed.get("tasks") else []
+
+
+def _latency_finding(seen: Mapping[str, Any]) -> Finding:
     if not seen["n"]:
         return Finding(
             "latency-unknown",
@@ -354,7 +382,7 @@ def _ms(seconds: float | None) -> str:
 
 def check_target(observed: Mapping[str, Any]) -> list[Finding]:
     """Is the wished latency met, and what would meet it?"""
-    seen = observed["target"]
+    seen = observed.get("target")
     if seen is None:
         return []
     limit = _ms(seen["target_s"])
@@ -412,7 +440,7 @@ def check_few_shot(observed: Mapping[str, Any]) -> list[Finding]:
             row,
             "examples in the prompt cost tokens per request and no training: take this as the bar for fine-tuning",
         )
-        for row in observed["few_shot"] or []
+        for row in observed.get("few_shot") or []
     ]
 
 

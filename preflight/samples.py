@@ -373,6 +373,8 @@ def _reference_in(record: Mapping[str, Any]) -> str | None:
 def _scorer(record: Mapping[str, Any], reference: str | None, rules: ReadingRules, loader: Any) -> Scorer:
     """The rule for this record: its own `scorer`, its keywords, its schema or choices, else its reference answer."""
     try:
+        if rules.scorer == "function":
+            return Scorer("function", {})
         given = record.get("scorer")
         if given is not None:
             return _filled_in(given, reference, loader)
