@@ -7,6 +7,7 @@ A recorded folder *is* a machine: it holds the raw answers and one `case.json` w
 from __future__ import annotations
 
 import glob
+import importlib.util
 import json
 import os
 import re
@@ -436,6 +437,8 @@ def choose_python(machine: Machine, explicit: str | None = None, needs: Sequence
 
 def has_modules(machine: Machine, python: str, names: Sequence[str]) -> bool:
     """Whether that interpreter can find all the modules (they are looked up, not imported)."""
+    if python == sys.executable:
+        return all(importlib.util.find_spec(name) is not None for name in names)
     code = "import importlib.util as u,sys; sys.exit(any(u.find_spec(n) is None for n in sys.argv[1:]))"
     return machine.run([python, "-c", code, *names], timeout_s=20).ok
 

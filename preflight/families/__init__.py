@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from preflight.families import dense, encoders, moe, state, towers
+from preflight.families import dense
 from preflight.families.parts import architecture
 from preflight.model_shape import Config, ModelShape, language_part, read_dtype
 
@@ -18,27 +19,37 @@ SAME_AS = {
     "phi3_v": "phi3", "hyperclovax": "granite", "mellum": "mellum",
 }  # fmt: skip
 
-BUILDERS: dict[str, Callable[[Config], ModelShape]] = {
-    **moe.BUILDERS,
-    **state.BUILDERS,
-    **towers.BUILDERS,
-    **encoders.BUILDERS,
-}
+MODULES = ("moe", "state", "towers", "encoders")
+
+
+def builder_of(model_type: str) -> Callable[[Config], ModelShape] | None:
+    """The function that lays out this type, None for dense decoders and unknown types.
+
+    Modules are imported only as far as they are needed: a Llama needs none of them.
+    """
+    for name in MODULES:
+        found: Callable[[Config], ModelShape] | None
+        found = importlib.import_module(f"preflight.families.{name}").BUILDERS.get(model_type)
+        if found is not None:
+            return found
+    return None
 
 
 def read(raw: Mapping[str, Any]) -> ModelShape:
     """The shape of any config. Raises ConfigTrouble."""
     key, language = language_part(raw)
     model_type = raw.get("model_type")
-    model_type = model_type if isinstance(model_type, str) else None
-    if model_type in BUILDERS:
-        return BUILDERS[model_type](Config(raw))
-    if model_type == "qwen" and isinstance(raw.get("visual"), Mapping):
-        return towers.qwen1_visual(Config(raw), dense.dense_decoder(Config(raw), dense.STYLES["qwen"]))
-    if key is None and model_type is not None:
+    if isinstance(model_type, str):
         name = SAME_AS.get(model_type, model_type)
-        if name in dense.STYLES:
-            return dense.dense_decoder(Config(raw, name if name in ("falcon",) else None), dense.STYLES[name])
+        if name == "qwen" and isinstance(raw.get("visual"), Mapping):
+            from preflight.families import towers
+
+            return towers.qwen1_visual(Config(raw), dense.dense_decoder(Config(raw), dense.STYLES["qwen"]))
+        if key is None and name in dense.STYLES:
+            return dense.dense_decoder(Config(raw, name if name == "falcon" else None), dense.STYLES[name])
+        builder = builder_of(model_type)
+        if builder is not None:
+            return builder(Config(raw))
     return _unknown(Config(language if key else raw), raw, key)
 
 
