@@ -22,6 +22,7 @@ from preflight.adapter_choice import (
     Choice,
     Rank,
     adapter_facts,
+    asked_facts,
     check_adapters,
     check_asked_targets,
     check_heads,
@@ -53,7 +54,7 @@ from preflight.directory_checks import (
     check_links,
     check_weights,
 )
-from preflight.findings import Finding, Level, Section, quote, run_checks
+from preflight.findings import Finding, Level, Section, crashed, quote, run_checks
 from preflight.machine import Machine, choose_python
 from preflight.memory.budget import Budget, named_card
 from preflight.model_directory import ModelDirectory, read_model_directory, stored_bytes
@@ -179,7 +180,9 @@ def look(machine: Machine, name: str, args: argparse.Namespace, card: Card, vers
     rendered = render_templates(machine, tokenizer)
     plan, choose = plans.plan_from_flags(args)
     plan = replace(plan, compute_capability=card.capability or plan.compute_capability)
-    made = choices(shape) if shape is not None else []
+    if args.sequence_tokens is None and not args.config and shape is not None and shape.max_position:
+        plan = replace(plan, sequence_tokens=min(plan.sequence_tokens, shape.max_position))
+    made = choices(shape, support.native) if shape is not None else []
     rank = recommend_rank(shape, recommended(made), args.tokens) if shape is not None else None
     supported = read_supported(shape, directory, versions, support.native)
     memory, findings = read_memory(shape, plan, choose, card) if shape is not None else ({}, ())
@@ -213,7 +216,10 @@ def read_memory(shape: ModelShape, plan: Plan, choose: bool, card: Card) -> tupl
     from preflight.memory.report import memory
 
     budget = card.budget or Budget(None)
-    observed, findings = memory(shape, plan, budget, choose)
+    try:
+        observed, findings = memory(shape, plan, budget, choose)
+    except Exception as error:  # a layer that the estimate does not know must not cost the rest of this section
+        return {}, [crashed("memory", error)]
     if card.budget is None and observed.get("by_method"):
         needs = ", ".join(
             f"{method} {item['allocated_bytes'] / 2**30:.1f} GiB" for method, item in observed["by_method"].items()
@@ -386,6 +392,7 @@ def facts_of(seen: Seen) -> dict[str, Any]:
         made["four_bit"] = {"coverage": four_bit_coverage(shape), "weight_bytes": four_bit_bytes(shape)}
     if shape is not None and seen.rank is not None:
         made["lora"] = adapter_facts(shape, seen.made, seen.rank)
+        made["lora"]["asked"] = asked_facts(shape, seen.plan.target_modules, seen.plan.lora_rank)
     made["attention"] = attention_facts(seen.supported, seen.taken, seen.plan)
     if seen.tokenizer.present:
         made["tokenizer"] = {

@@ -49,9 +49,16 @@ def linear_names(shape: ModelShape, attention_only: bool = False) -> tuple[str, 
                 continue
             if attention_only and not _in_attention(module):
                 continue
-            if module.name not in names:
-                names.append(module.name)
+            name = _exact_name(shape, module) if attention_only else module.name
+            if name not in names:
+                names.append(name)
     return tuple(names)
+
+
+def _exact_name(shape: ModelShape, module: Module) -> str:
+    """The module's name, with its parent's where the MLP uses the same name (GPT-2 has two c_proj)."""
+    twins = [m for g in shape.groups for m in g.modules if m.name == module.name and not _in_attention(m)]
+    return ".".join(module.path.split(".")[-2:]) if twins else module.name
 
 
 def _is_small(module: Module) -> bool:
@@ -83,8 +90,11 @@ def language_pattern(shape: ModelShape, names: Sequence[str]) -> str | tuple[str
     return rf".*{root.split('.')[-2]}\.{root.split('.')[-1]}\..*\.({'|'.join(names)})"
 
 
-def choices(shape: ModelShape) -> list[Choice]:
-    """The choices worth comparing, the recommended one first. [] when the structure is not known."""
+def choices(shape: ModelShape, native: bool = True) -> list[Choice]:
+    """The choices worth comparing, the recommended one first. [] when the structure is not known.
+
+    `native`: transformers has the architecture; PEFT's all-linear is not relied on for classes of remote code.
+    """
     if shape.structure == "unknown":
         return []
     made: list[Choice] = []
@@ -97,7 +107,7 @@ def choices(shape: ModelShape) -> list[Choice]:
     whole = reach(shape, ALL_LINEAR, 8)
     stacks = any(module.kind == "experts" for module, _, _ in shape.occurrences())
     towers = shape.other_tower_parameters > 0
-    if whole.refused or stacks or towers:
+    if whole.refused or stacks or towers or not native:
         add("language-linear", language_pattern(shape, every if not stacks else _outside_experts(shape, every)))
     add(ALL_LINEAR, ALL_LINEAR)
     default = default_targets(shape.model_type)
@@ -119,6 +129,19 @@ def _outside_experts(shape: ModelShape, names: tuple[str, ...]) -> tuple[str, ..
     family = fused["model_types"].get(shape.model_type or "")
     renamed = set(fused["names"][family]) if family else set()
     return tuple(name for name in names if name not in renamed)
+
+
+def asked_facts(shape: ModelShape, asked: Sequence[str], r: int) -> dict[str, Any]:
+    """What the target modules that the plan names would train, as plain data."""
+    found = reach(shape, tuple(asked) if asked else ALL_LINEAR, r)
+    return {
+        "target_modules": list(asked) if asked else ALL_LINEAR,
+        "r": r,
+        "trainable_params": found.trainable,
+        "matched": found.matched,
+        "ignored": list(found.ignored),
+        "error": found.refused or None,
+    }
 
 
 def adapter_facts(shape: ModelShape, made: Sequence[Choice], rank: Rank) -> dict[str, Any]:
@@ -152,6 +175,7 @@ def adapter_facts(shape: ModelShape, made: Sequence[Choice], rank: Rank) -> dict
     return {
         "recommended_target_modules": targets,
         "recommended_r": rank.r,
+        "linear_module_names": list(linear_names(shape)),
         "lora_alpha": rank.alpha,
         "rank_reason": rank.reason,
         "hidden_size_rule": rank.rule,
