@@ -382,12 +382,11 @@ def facts_of(seen: Seen) -> dict[str, Any]:
         "elements": directory.weights.elements,
         "bytes_by_dtype": dict(directory.weights.bytes_by_dtype),
     }
-    if saved := saved_adapter_facts(directory):
-        made["adapter"] = saved
-    if seen.quantised is not None:
-        made["quantization"] = quantised_facts(
-            seen.quantised, shape, directory, seen.versions, seen.card.capability, seen.card.gpu
-        )
+    made["adapter"] = saved_adapter_facts(directory) or None
+    made["quantization"] = (
+        quantised_facts(seen.quantised, shape, directory, seen.versions, seen.card.capability, seen.card.gpu) or None
+    )
+    made |= {"four_bit": None, "lora": None, "tokenizer": None, "memory": seen.memory or None}
     if shape is not None and shape.parameters is not None:
         made["four_bit"] = {"coverage": four_bit_coverage(shape), "weight_bytes": four_bit_bytes(shape)}
     if shape is not None and seen.rank is not None:
@@ -401,8 +400,6 @@ def facts_of(seen: Seen) -> dict[str, Any]:
             "max_token_id": seen.tokenizer.max_token_id,
             "embedding_rows": shape.vocab_size if shape else None,
         }
-    if seen.memory:
-        made["memory"] = seen.memory
     made["card"] = {"name": seen.card.name, "compute_capability": seen.card.capability}
     made["versions"] = versions_facts(seen.versions)
     return made
@@ -413,7 +410,7 @@ def shape_facts(
 ) -> dict[str, Any]:
     """The numbers of the model."""
     if shape is None:
-        return {"params": None, "dtype_in_config": dtype}
+        return dict.fromkeys(("params", "params_active", "params_towers", "hidden_size")) | {"dtype_in_config": dtype}
     width = BYTES.get(dtype or "bfloat16", 2)
     values = shape.kv_values_per_token
     heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim

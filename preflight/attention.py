@@ -188,6 +188,7 @@ def attention_facts(supported: Supported, what: Taken | None, plan: Plan) -> dic
     made: dict[str, Any] = {
         "supports": {"sdpa": supported.sdpa, "flash_attention": supported.flash, "flex_attention": supported.flex},
         "known_from": supported.where,
+        "implementation": None,
     }
     if what is not None:
         made |= {

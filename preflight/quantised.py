@@ -314,7 +314,7 @@ def check_four_bit(shape: ModelShape | None, quantised: Quantised | None) -> lis
                 what,
                 f"The experts ({coverage['stacked_experts'] / coverage['total']:.0%} of the parameters) are stacked "
                 "3-D parameters since transformers 5; bitsandbytes replaces only linear modules, so they stay in "
-                "16 bit.",
+                "16 bit, and prepare_model_for_kbit_training then turns them into fp32 (twice that).",
                 (
                     "plan with this size, not with half a byte a parameter",
                     "see with `--gpu-vram-gb N` which card is large enough",
