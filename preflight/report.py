@@ -315,10 +315,11 @@ def _yesno(value: bool | None) -> str:
     return "could not tell" if value is None else ("yes" if value else "no")
 
 
-def render(record: Mapping[str, Any]) -> dict[str, str]:
+def render(record: Mapping[str, Any], strict: bool = False) -> dict[str, str]:
     """Region → Markdown, for the summary and for every stage in the record.
 
-    A template that fails on a section (say, one written by another version) falls back to the plain list of findings.
+    A template that fails on a section (say, one written by another version) falls back to the plain list of findings;
+    with `strict` it raises.
     """
     import jinja2
 
@@ -335,6 +336,8 @@ def render(record: Mapping[str, Any]) -> dict[str, str]:
                 section=section, observed=section["observed"], findings=section["findings"], words=WORDS
             )
         except (jinja2.TemplateError, KeyError, TypeError, ValueError, AttributeError):
+            if strict:
+                raise
             text = f"## {stage}\n\n{render_findings(section['findings'])}"
         rendered[stage] = text
     return rendered
