@@ -80,6 +80,11 @@ from preflight.support import (
 )
 
 STAGE = "model_analyzer"
+# What a comparison shows of every model, also of one whose shape could not be read.
+SHOWN = (
+    "params", "params_active", "params_towers", "hidden_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size", "dtype", "kv_bytes_per_token_bf16", "weight_bytes",
+)  # fmt: skip
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn": 1}
 
 
@@ -410,7 +415,7 @@ def shape_facts(
 ) -> dict[str, Any]:
     """The numbers of the model."""
     if shape is None:
-        return dict.fromkeys(("params", "params_active", "params_towers", "hidden_size")) | {"dtype_in_config": dtype}
+        return dict.fromkeys(SHOWN) | {"dtype_in_config": dtype}
     width = BYTES.get(dtype or "bfloat16", 2)
     values = shape.kv_values_per_token
     heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
