@@ -139,9 +139,10 @@ def _shape_of_turns(turns: list[Any]) -> str:
     if "parts" in first:
         return "gemini-contents"
     if "role" in first or "content" in first:
-        blocks = (part for turn in turns if isinstance(turn, dict) for part in _list(turn.get("content")))
-        if any(isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result") for part in blocks):
-            return "anthropic-messages"
+        for turn in turns:
+            for part in _list(turn.get("content")) if isinstance(turn, dict) else ():
+                if isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result"):
+                    return "anthropic-messages"
         return "openai-messages"
     return "unknown"
 
@@ -400,11 +401,13 @@ def _read_turns(found: Conversation, turns: list[Any], roles: Mapping[str, str],
             found.problem("turn-not-an-object", f"turn {number} is {kind_of(turn)}, not an object", number)
             continue
         name = turn.get("role", turn.get("from", turn.get("speaker")))
-        content = next((turn[key] for key in ("content", "value", "parts", "text", "message") if key in turn), None)
+        content = turn["content"] if "content" in turn else _first_of(turn, ("value", "parts", "text", "message"))
         if not isinstance(name, str):
             found.problem("no-role", f"turn {number} has no role", number)
             continue
-        role = roles.get(name) or roles.get(name.lower())
+        role = roles.get(name)
+        if role is None:
+            role = roles.get(name.lower())
         if role is None:
             found.problem("unknown-role", f"unknown role '{name}'", number)
             continue
@@ -427,10 +430,15 @@ def _read_turns(found: Conversation, turns: list[Any], roles: Mapping[str, str],
         else:
             found.problem("non-string-content", f"content of turn {number} is {kind_of(content)}, not text", number)
             message["content"] = None
-        _read_rest(found, turn, message, number)
+        if len(turn) > 2 or len(message) > 2:
+            _read_rest(found, turn, message, number)
         if role == "tool" and "tool_call_id" not in message and pending:
             message["tool_call_id"] = pending.pop(0)
         into.append(message)
+
+
+def _first_of(turn: dict[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((turn[key] for key in keys if key in turn), None)
 
 
 _MESSAGE_KEYS = ("name", "tool_calls", "tool_call_id", "weight", "reasoning_content", "thinking", "channel", "refusal")
@@ -577,16 +585,16 @@ def check_turns(found: Conversation) -> None:
         return
     if spoken[0]["role"] == "assistant":
         found.problem("starts-with-assistant", "starts with assistant", messages.index(spoken[0]) + 1)
+    before = messages[0]["role"]
     for index in range(1, len(messages)):
-        previous, message = messages[index - 1], messages[index]
-        same = previous["role"] == message["role"]
-        if same and message["role"] in ("user", "assistant") and not previous.get("tool_calls"):
-            what = f"two {message['role']} turns in a row"
-            found.problem("same-role-twice", what, index + 1)
+        role = messages[index]["role"]
+        if role == before and role in ("user", "assistant") and not messages[index - 1].get("tool_calls"):
+            found.problem("same-role-twice", f"two {role} turns in a row", index + 1)
             break
-    if any(message["role"] == "system" for message in messages[1:]):
-        at = next(index for index, message in enumerate(messages) if index and message["role"] == "system") + 1
-        found.problem("system-not-first", "a system turn stands behind others", at)
+        if role == "system":
+            found.problem("system-not-first", "a system turn stands behind others", index + 1)
+            break
+        before = role
     if found.has_tools:
         _check_tools(found)
     if messages[-1]["role"] == "user":
@@ -596,6 +604,9 @@ def check_turns(found: Conversation) -> None:
 def _check_content(found: Conversation) -> None:
     already = {problem.turn for problem in found.problems}
     for number, message in enumerate(found.messages, 1):
+        content = message.get("content")
+        if isinstance(content, str) and content and not content.isspace():
+            continue
         if number in already or message.get("tool_calls"):
             continue
         if not _text_of(message).strip() and not isinstance(message.get("content"), list):
