@@ -17,7 +17,7 @@ from preflight.facts import table
 SECTIONS = ("model", "lora", "peft", "adapter", "training", "train", "quantization", "quantisation", "data", "plan")
 # trl's SFTTrainer from 1.16 on: the head and the loss run over pieces, the model is not prepared for k-bit training,
 # and adapters over a quantised base are bfloat16. Source: trl 1.16.0, trainer/sft_trainer.py and trainer/utils.py.
-SFT_TRAINER = {"loss": "chunked_lm_head_and_ce", "kbit_preparation": False}
+SFT_TRAINER_LOSS = "chunked_lm_head_and_ce"
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _AXOLOTL_KEYS = {
@@ -272,7 +272,7 @@ def _trl(flat: Mapping[str, Any], where: str) -> ForeignConfig:
             )
     else:
         settings["method"] = "full"
-    settings |= SFT_TRAINER
+    settings |= {"loss": SFT_TRAINER_LOSS, "kbit_preparation": False}
     # Samples of one batch differ in length: from two on they are padded, and the mask forbids flash attention.
     batch = settings.get("micro_batch", 8)
     settings.setdefault("micro_batch", 8)  # TrainingArguments' default

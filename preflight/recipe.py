@@ -1,0 +1,174 @@
+"""From the plan that fits to a project that runs: configuration, training script, evaluation, pins, README."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from preflight.console import UsageError
+from preflight.facts import shipped, table
+from preflight.plan import Plan
+from preflight.training_config import METHODS, configuration, recipe_plan, render, settings
+from preflight.training_data import Split, write_data
+
+EVALUATOR_NEEDS = ("jsonschema", "psutil", "filelock", "packaging", "tqdm", "PyYAML", "Jinja2")
+
+
+def pins(plan: Plan, record: Mapping[str, Any] | None = None) -> tuple[list[str], str]:
+    """(requirement lines, where they were proven): what the sandbox loaded where it did, else the tested set."""
+    needed = ["torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors"]
+    if plan.quantised or "8bit" in plan.optimizer_name() or "paged" in plan.optimizer_name():
+        needed.append("bitsandbytes")
+    tested = _constraints()
+    proven = _proven(record)
+    lines = []
+    for name in needed:
+        version = proven.get(name) or tested.get(name) or table("training_keys")["versions"].get(name)
+        # A local version (2.13.0+cpu) names one build; which build fits is the machine's matter.
+        lines.append(f"{name}=={version.split('+')[0]}" if version else name)
+    where = (
+        "the versions that the sandbox loaded and tried on this machine" if proven else "the versions that are tested"
+    )
+    return lines, where
+
+
+def _constraints() -> dict[str, str]:
+    found = {}
+    for line in shipped("constraints.txt").read_text(encoding="utf-8").splitlines():
+        match = re.match(r"([A-Za-z0-9_.-]+)==([^\s;]+)", line)
+        if match:
+            found[match[1]] = match[2]
+    return found
+
+
+def _proven(record: Mapping[str, Any] | None) -> dict[str, str]:
+    """Versions in the software section of a report, when that section has no fail and its stack loaded."""
+    section = ((record or {}).get("sections") or {}).get("env_sandbox") or {}
+    if section.get("level") not in ("ok", "warn"):
+        return {}
+    versions = section.get("observed", {}).get("versions")
+    if not isinstance(versions, Mapping):
+        return {}
+    return {str(name): str(version) for name, version in versions.items() if version}
+
+
+# --- the whole -----------------------------------------------------------------------------------------------------
+
+
+def write_recipe(
+    folder: str | os.PathLike[str],
+    model: str,
+    train_data: str | os.PathLike[str],
+    plan: Plan,
+    record: Mapping[str, Any] | None = None,
+    *,
+    eval_data: str | os.PathLike[str] | None = None,
+    on_cpu: bool = False,
+) -> list[Path]:
+    """Writes a project that trains `model` by `plan` and evaluates it; returns its files.
+
+    `record` is the report's JSON (verdict, sections), for the reasons and the pins. `train_data`: conversations of any
+    shape; without `eval_data` a part of them is held out for the evaluation. Raises UsageError when the folder is not
+    empty or cannot be written, when there is nothing to train on, or when the plan is not covered.
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"--recipe {folder}: exists and is not empty; name a new folder")
+    plan = recipe_plan(plan, on_cpu)
+    temporary = target.with_name(target.name + ".part")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "data").mkdir(parents=True)
+        split = write_data(temporary / "data", Path(train_data), Path(eval_data) if eval_data is not None else None)
+        _write_files(temporary, model, plan, record, split, eval_data is not None, on_cpu)
+        if target.exists():
+            target.rmdir()
+        os.replace(temporary, target)
+    except OSError as error:
+        raise UsageError(f"--recipe {folder}: cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return sorted(path for path in target.rglob("*") if path.is_file())
+
+
+def _write_files(
+    folder: Path, model: str, plan: Plan, record: Mapping[str, Any] | None, split: Split, own_eval: bool, on_cpu: bool
+) -> None:
+    path = Path(model).expanduser()
+    name = str(path.resolve()) if path.exists() else model
+    fit, expected, parameters = _judged(record)
+    groups = settings(plan, name, split.train, parameters, on_cpu)
+    lines, where = pins(plan, record)
+    tested = _constraints()
+    texts = {
+        "training_config.yaml": configuration(groups, fit),
+        "train.py": render("train.py.j2", expected_peak=repr(expected)),
+        "evaluate.py": render(
+            "evaluate.py.j2",
+            written_by=json.dumps(str(_home())),
+            model=json.dumps(name),
+            # A base that was quantised for training may not fit unquantised: both models are asked in 4 bits then.
+            evaluator_flags=json.dumps(["--load-in-4bit"] if plan.method == "qlora" else []),
+        ),
+        "requirements.txt": render(
+            "requirements.txt.j2",
+            proof=f"Pins: {where}.",
+            python="3.11" if "transformers==5." in " ".join(lines) else "",
+            options=[],
+            pins=lines,
+            evaluator_pins=[f"{name}=={tested[name]}" if name in tested else name for name in EVALUATOR_NEEDS],
+        ),
+        "README.md": render(
+            "README.md.j2",
+            model_name=path.name,
+            method_words=METHODS[plan.method],
+            judged=record is not None,
+            python_words=" of Python 3.11 or newer",
+            count=split,
+            eval_origin="your evaluation data" if own_eval else "held out, the same as valid.jsonl",
+            notes=_notes(split, plan),
+            fit=fit,
+        ),
+    }
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _home() -> Path:
+    """The folder that holds task_evaluator.py."""
+    return shipped("templates").parent
+
+
+def _notes(split: Split, plan: Plan) -> list[str]:
+    notes = []
+    if split.left_out:
+        listed = ", ".join(f"{count} x {reason}" for reason, count in sorted(split.left_out.items()))
+        notes.append(f"Left out of the training data: {listed}. `python data_preprocessor.py` says more.")
+    if split.train < 50:
+        notes.append(f"{split.train} conversations are few: expect the model to learn the form, not the task.")
+    if split.eval < 27:
+        notes.append(
+            f"{split.eval} evaluation samples tell only large differences from chance: 27 are needed to see 35 % "
+            "become 72 %, 93 for 30 % to 50 %."
+        )
+    if plan.gpus > 1:
+        notes.append(f"On {plan.gpus} GPUs: `torchrun --nproc_per_node {plan.gpus} train.py`.")
+    notes.append(
+        "A GPU wants the torch build that fits its driver: `bash install_pytorch.sh` of finetune-preflight names the "
+        "command; run it before the first one above."
+    )
+    return notes
+
+
+def _judged(record: Mapping[str, Any] | None) -> tuple[str, list[int] | None, int | None]:
+    """(the memory verdict in words, [lower, upper] bytes of the expected peak, parameters) of a report's record."""
+    section = ((record or {}).get("sections") or {}).get("model_analyzer") or {}
+    fit = next((f["what"] for f in section.get("findings", ()) if f["code"].startswith("memory-fit-")), "")
+    observed = section.get("observed") or {}
+    parameters = observed.get("parameters")
+    return fit, None, parameters if isinstance(parameters, int) else None
