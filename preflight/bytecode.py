@@ -1,7 +1,7 @@
 """Keeps the bytecode that a sandbox compiled, so that the next one does not compile torch and transformers again.
 
-Compiling what the stages import takes about 7 s of 13 (measured, two cores). Python itself checks that a .pyc belongs to
-its source (time and size), and replaces it when not; uv's hard links keep a source's time, pip's copies do not.
+Compiling what the stages import takes about 7 s of 13 (measured, two cores). Python itself checks that a .pyc belongs
+to its source (time and size), and replaces it when not; uv's hard links keep a source's time, pip's copies do not.
 """
 
 from __future__ import annotations

@@ -207,6 +207,20 @@ def read_requirements(path: str | os.PathLike[str], environment: Mapping[str, st
     return found
 
 
+TESTED_SET = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "numpy")
+
+
+def tested_set(constraints: str | os.PathLike[str], environment: Mapping[str, str] | None = None) -> Requirements:
+    """The packages that are tested together, at the versions that the constraints file pins."""
+    found = Requirements("the tested set")
+    _read_file(str(constraints), found, environment, constraint=True, came_from=("",))
+    pins = {normal_name(item.name): item for item in found.constraints if item.name and item.active is not False}
+    for number, name in enumerate(TESTED_SET, 1):
+        text = f"{name}{pins[name].specifier}" if name in pins else name
+        found.items.append(parse_requirement(text, "the tested set", number, environment))
+    return found
+
+
 def _text_of(path: str) -> str:
     raw = Path(path).read_bytes()
     for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):

@@ -468,7 +468,8 @@ def read_stages(answer: Answer, stages: Sequence[str]) -> dict[str, Any]:
         end = next((e for e in events if e.get("event") == "stage" and e.get("stage") == name), None)
         absent = any(e.get("event") == "absent" and e.get("stage") == name for e in events)
         started = [e["step"] for e in events if e.get("event") == "start" and e.get("stage") == name]
-        state = "not-reached" if broken else "ok"
+        there = any(name in package["top_level"] for package in packages) or name in ("imports", "check")
+        state = ("not-reached" if there else "absent") if broken else "ok"
         if absent:
             state = "absent"
         elif end is not None:

@@ -11,6 +11,7 @@ Python 3.8 syntax; only the standard library is imported before the first stage.
 import faulthandler
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -54,6 +55,7 @@ def chain_of(error):
             message = str(error)
         except Exception as problem:
             message = "(its text cannot be made: %r)" % (problem,)
+        message = re.sub(r"[^\s'\"()]*[\\/](?:site|dist)-packages[\\/]", "", message)
         frames = []
         for frame in traceback.extract_tb(error.__traceback__):
             if "importlib" not in frame.filename and not frame.filename.endswith("load_stack.py"):
