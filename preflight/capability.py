@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from preflight.facts import table
-from preflight.gpus import Gpu
+
+if TYPE_CHECKING:
+    from preflight.gpus import Gpu
 
 SOURCE = "facts/FACTS.md sections 5 and 6 (PyTorch sdp_utils.cpp, flash-attention and bitsandbytes documentation)"
 

@@ -107,13 +107,13 @@ def read_host(machine: Machine, disks: bool = False) -> Host:
 
 def read_platform(machine: Machine) -> dict[str, str]:
     """system, release and machine (x86_64, aarch64, arm64, AMD64)."""
-    seen = machine.see("platform", lambda: dict(zip(("system", "release", "machine"), _uname(), strict=True)))
+    seen = machine.see("platform", _platform)
     return seen if isinstance(seen, dict) else parse_uname(machine.run(["uname", "-a"]).text)
 
 
-def _uname() -> tuple[str, str, str]:
+def _platform() -> dict[str, str]:
     found = platform.uname()
-    return found.system, found.release, found.machine
+    return {"system": found.system, "release": found.release, "machine": found.machine}
 
 
 def parse_uname(text: str) -> dict[str, str]:

@@ -361,7 +361,7 @@ def parse_query(text: str, question: str = "") -> Reading:
         if len(row) < min(2, len(columns)):
             continue
         seen.complete = seen.complete and len(row) == len(columns)
-        values = dict(zip(columns, row, strict=False))
+        values = {column: row[at] for at, column in enumerate(columns[: len(row)])}
         seen.gpus.append(_query_row(values, position))
         version = values.get("driver_version")
         if version and not missing(version):

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from preflight.gpus import Gpu, GpuProcess, PciCard, merged
@@ -167,7 +166,7 @@ def _rocm_lines(text: str) -> list[Gpu]:
 def _amd_table(text: str) -> list[Gpu]:
     rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.lstrip().startswith("|")]
     found: list[Gpu] = []
-    for above, below in pairwise(rows):
+    for above, below in zip(rows, rows[1:]):  # noqa: B905, RUF007 (Python 3.9 reads this)
         who = re.match(r"\s*([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d)\s+(.*\S)\s*$", above[0])
         index = re.match(r"\s*(\d+)\s", below[0])
         memory = re.search(r"(\d+)\s*/\s*(\d+)\s*MB", below[-1])

@@ -248,7 +248,25 @@ def _by_gfx(row: Row, target: Target) -> str | None:
     return f"torch {row.release} {row.variant} has no kernels for {', '.join(bad)}" if bad else None
 
 
-CONSTRAINTS = (("GPU", _by_gpu), ("GPU", _by_gfx), ("driver", _by_driver), ("Python", _by_python), ("glibc", _by_glibc))
+def _by_card_and_driver(row: Row, target: Target) -> str | None:
+    if row.cuda_major is None or target.driver is None:
+        return None
+    return next((why for cc in target.capabilities if (why := driver_drives(target.driver, cc))), None)
+
+
+CONSTRAINTS = (
+    ("driver", _by_card_and_driver),
+    ("GPU", _by_gpu),
+    ("GPU", _by_gfx),
+    ("driver", _by_driver),
+    ("Python", _by_python),
+    ("glibc", _by_glibc),
+)
+
+
+def refusals(row: Row, target: Target) -> list[tuple[str, str]]:
+    """Why a build does not run on the target: (constraint, reason) for each that it fails; empty when it runs."""
+    return [(name, reason) for name, check in CONSTRAINTS if (reason := check(row, target))]
 
 
 def rocm_architectures(variant: str) -> tuple[str, ...]:
@@ -331,7 +349,7 @@ def choose(target: Target) -> Choice:
     refused: dict[str, list[tuple[Row, str, str]]] = {}
     fitting: list[Row] = []
     for row in candidates:
-        reasons = [(name, reason) for name, check in CONSTRAINTS if (reason := check(row, target))]
+        reasons = refusals(row, target)
         if not reasons:
             fitting.append(row)
         for name, reason in reasons:
@@ -389,8 +407,10 @@ def _why_not_newer(
             for one, name, reason in refused.get(other.release, []):
                 # The build nearest to fitting tells most: one that fails a single constraint.
                 alone = sum(entry[0] is one for entry in refused[other.release]) == 1
-                if alone and name not in seen:
-                    seen.add(name)
+                # A driver can be too old for CUDA 13 and for CUDA 12: both are told.
+                key = reason if name == "driver" else name
+                if alone and key not in seen:
+                    seen.add(key)
                     found.append(f"{name}: {reason}")
         if newer and not seen:
             name, reason = refused[newer[0].release][0][1:]
@@ -438,7 +458,9 @@ def _driver_changes(target: Target) -> tuple[str, ...]:
         return ("no driver drives all of these cards at once: hide one of them with CUDA_VISIBLE_DEVICES",)
     if last is not None and target.driver and numbers(target.driver)[0] > last:
         return (f"install an NVIDIA driver of branch {last}, the last one that drives this card",)
-    return (f"install NVIDIA driver branch {first} or newer",)
+    fit = _fits(replace(target, driver=str(first)))
+    then = f": torch {fit.version} {fit.variant} would then run" if fit else ""
+    return (f"install NVIDIA driver branch {first} or newer{then}",)
 
 
 def _changes(target: Target, candidates: list[Row]) -> list[str]:
@@ -485,7 +507,7 @@ def _changes(target: Target, candidates: list[Row]) -> list[str]:
 
 def _fits(target: Target) -> Choice | None:
     for row in rows(target):
-        if not any(check(row, target) for _, check in CONSTRAINTS):
+        if not refusals(row, target):
             return Choice(row.release, row.version, row.variant)
     return None
 
