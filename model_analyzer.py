@@ -66,6 +66,8 @@ from preflight.quantised import (
     check_quantised,
     four_bit_bytes,
     four_bit_coverage,
+    method_on,
+    packed_bytes,
     quantised_facts,
     read_quantised,
 )
@@ -190,7 +192,7 @@ def look(machine: Machine, name: str, args: argparse.Namespace, card: Card, vers
     made = choices(shape, support.native) if shape is not None else []
     rank = recommend_rank(shape, recommended(made), args.tokens) if shape is not None else None
     supported = read_supported(shape, directory, versions, support.native)
-    memory, findings = read_memory(shape, plan, choose, card) if shape is not None else ({}, ())
+    memory, findings = read_memory(shape, plan, choose, card, quantised) if shape is not None else ({}, ())
     chosen = plan if not memory else replace(plan, method=memory["plan"]["method"])
     return Seen(
         name=directory.path.resolve().name if name in (".", "..") else Path(name).name or name,
@@ -216,15 +218,26 @@ def look(machine: Machine, name: str, args: argparse.Namespace, card: Card, vers
 _FIT = {"memory-fits": "memory-fit-yes", "memory-marginal": "memory-fit-marginal", "memory-too-small": "memory-fit-no"}
 
 
-def read_memory(shape: ModelShape, plan: Plan, choose: bool, card: Card) -> tuple[dict[str, Any], list[Finding]]:
-    """What the plan takes and whether that fits; without a card only what it takes."""
+def read_memory(
+    shape: ModelShape, plan: Plan, choose: bool, card: Card, quantised: Quantised | None
+) -> tuple[dict[str, Any], list[Finding]]:
+    """What the plan takes and whether that fits; without a card only what it takes.
+
+    A quantised base has one way only: LoRA on what it is once it is loaded.
+    """
     from preflight.memory.report import memory
 
+    only = method_on(quantised) if quantised is not None else None
+    if only is not None and (choose or plan.method in ("full", "lora", "qlora")):
+        plan, choose = replace(plan, method=only), False
     budget = card.budget or Budget(None)
     try:
         observed, findings = memory(shape, plan, budget, choose)
     except Exception as error:  # a layer that the estimate does not know must not cost the rest of this section
         return {}, [crashed("memory", error)]
+    if only is not None and (made := observed.get("estimate")):
+        sizes = {key: made[key] for key in ("allocated_bytes", "reserved_bytes")}
+        observed["by_method"] = {only: {**sizes, "verdict": observed.get("verdict")}}
     if card.budget is None and observed.get("by_method"):
         needs = ", ".join(
             f"{method} {item['allocated_bytes'] / 2**30:.1f} GiB" for method, item in observed["by_method"].items()
@@ -392,7 +405,7 @@ def facts_of(seen: Seen) -> dict[str, Any]:
         quantised_facts(seen.quantised, shape, directory, seen.versions, seen.card.capability, seen.card.gpu) or None
     )
     made |= {"four_bit": None, "lora": None, "tokenizer": None, "memory": seen.memory or None}
-    if shape is not None and shape.parameters is not None:
+    if shape is not None and shape.parameters is not None and seen.quantised is None:
         made["four_bit"] = {"coverage": four_bit_coverage(shape), "weight_bytes": four_bit_bytes(shape)}
     if shape is not None and seen.rank is not None:
         made["lora"] = adapter_facts(shape, seen.made, seen.rank)
@@ -417,6 +430,9 @@ def shape_facts(
     if shape is None:
         return dict.fromkeys(SHOWN) | {"dtype_in_config": dtype}
     width = BYTES.get(dtype or "bfloat16", 2)
+    as_loaded = shape.parameters * width if shape.parameters else None
+    if quantised is not None:
+        as_loaded = packed_bytes(shape, quantised)
     values = shape.kv_values_per_token
     heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
     counted = shape.parameters
@@ -436,7 +452,7 @@ def shape_facts(
         "structure": shape.structure,
         "dtype_in_config": dtype,
         "dtype": dtype,
-        "weight_bytes": stored if stored is not None else counted * width if counted and quantised is None else None,
+        "weight_bytes": stored if stored is not None else as_loaded,
         "weight_bytes_bf16": counted * 2 if counted else None,
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.layers,

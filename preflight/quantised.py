@@ -130,6 +130,16 @@ def packed_bytes(shape: ModelShape, quantised: Quantised) -> int | None:
     return round(linear * (quantised.bits + overhead) / 8) + (shape.parameters - linear) * _UNQUANTISED_BYTES
 
 
+def method_on(quantised: Quantised) -> str | None:
+    """The plan's method for training on this base: LoRA on it as it lies in memory. None: as for any model.
+
+    FP8, MXFP4 and others are estimated as bf16: what they become without the right card, and the safe side with it.
+    """
+    if quantised.method == "bitsandbytes":
+        return "lora_int8" if quantised.bits == 8 else "qlora"
+    return {"gptq": "lora_gptq", "awq": "lora_awq"}.get(quantised.method, "lora")
+
+
 def dequantises(quantised: Quantised, compute_capability: str | None, gpu: bool | None) -> bool | None:
     """Whether loading turns it into bf16 on this card; None when that could not be told (no card named)."""
     floor = (quantised.rule or {}).get("dequantises_below")
