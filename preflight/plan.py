@@ -68,6 +68,7 @@ class Plan:
 
     `optimizer` None: the Trainer's default of the torch version (fused from 2.8). `target_modules` empty: all linear
     layers. `compute_capability` None: a card of the Ampere kind (8.0) is assumed, which the estimate says.
+    `transformers`: the version whose loss and layers are meant; None the current one.
     """
 
     method: str = "qlora"
@@ -101,7 +102,8 @@ class Plan:
     attention_mask: bool = False
     holds_outputs: bool = False
     packing: bool = False
-    train_embeddings: bool = False
+    use_cache: bool = False
+    transformers: str | None = None
     # more than one GPU
     gpus: int = 1
     parallel: str = "none"

@@ -209,7 +209,7 @@ def make_routing(torch, experts, per_token, padded):
             return False
         if mask.dtype == torch.bool:
             return not padded
-        return 0.0 if mask.dtype.is_floating_point else 0
+        return 1.0 if mask.dtype.is_floating_point else 0  # 1.0: an optimizer's step counter
 
     return routing
 
@@ -892,6 +892,7 @@ class StateOnly:
             ident = self.recorder.id_of(parameter)
             owner = self.recorder.owner_of.get(ident, -1)
             kept = []
+            self.recorder.owner = owner
             for _ in range(1 if "lion" in self.name or self.name in ("muon",) else 2):
                 for size, dtype in self.state(parameter):
                     tensor = self.torch.empty((size,), dtype=dtype)
@@ -899,6 +900,7 @@ class StateOnly:
                     kept.append(tensor)
                     self.recorder.watch(tensor, label, owner)
             self.states[id(parameter)] = kept
+        self.recorder.owner = -1
 
     def state(self, parameter):
         torch, count = self.torch, parameter.numel()
@@ -1152,7 +1154,7 @@ def rehearse(job, say):
         say(
             {
                 "step": "prepared",
-                "trainable_run": sum(p.numel() for p in trainable),
+                "trainable": count_trainable(model, owners),
                 "seconds": round(time.time() - began, 2),
             }
         )
@@ -1180,6 +1182,18 @@ def forget_fakes(transformers):
 
         if hasattr(import_utils, "is_fake_tensor"):
             import_utils.is_fake_tensor = lambda tensor: False
+
+
+def count_trainable(model, owners):
+    """Trained elements: {owner: count}, -1 outside the layers."""
+    counts, seen = {}, set()
+    for module in model.modules():
+        owner = owners.get(id(module), -1)
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                counts[owner] = counts.get(owner, 0) + parameter.numel()
+    return counts
 
 
 def use_flash_package(model, flash_package):
@@ -1294,8 +1308,10 @@ def main():
     results, job_path = sys.argv[1], sys.argv[2]
     with open(job_path, encoding="utf-8") as stream:
         job = json.load(stream)
+    label = {}
 
     def say(line):
+        line = dict(line, **label)
         with open(results, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
             stream.flush()
@@ -1303,6 +1319,42 @@ def main():
     import warnings
 
     warnings.filterwarnings("ignore")
+    if "jobs" in job:
+        return many(job["jobs"], say, label)
+    return one(job, say)
+
+
+def many(jobs, say, label):
+    """Several rehearsals after one import, each in a fork: they patch torch and leave modules behind."""
+    if not hasattr(os, "fork"):
+        raise SystemExit("several rehearsals in one child need os.fork")
+    import torch  # noqa: F401
+    import transformers
+
+    for name in ("AutoConfig", "AutoModelForCausalLM"):
+        getattr(transformers, name)
+    with contextlib.suppress(Exception):
+        import peft  # noqa: F401
+    with contextlib.suppress(Exception):
+        import bitsandbytes  # noqa: F401
+    for number, job in enumerate(jobs):
+        child = os.fork()
+        if child == 0:
+            label["job"] = number
+            code = 6
+            try:
+                code = one(job, say)
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        if status and status not in (4 << 8, 5 << 8):
+            label["job"] = number
+            say({"step": "failed", "reason": "the rehearsal ended with status %s" % status})
+            label.clear()
+    return 0
+
+
+def one(job, say):
     try:
         rehearse(job, say)
     except CannotRehearse as reason:

@@ -379,7 +379,11 @@ class Builder:
         shape = self.shape
         heads, kv_heads = shape.heads or 1, shape.kv_heads or shape.heads or 1
         head_dim = shape.head_dim or (shape.hidden_size or 0) // heads
+        if group.mixer not in ("attention", "mla"):
+            return self.recurrence(tape, x, group)
         modules = [m for m in group.modules if m.kind in ("linear", "conv1d") and _is_attention(m)]
+        if not modules:
+            return x
         last = next((m for m in reversed(modules) if m.name in _OUT), modules[-1])
         entries = [m for m in modules if m is not last]
         if group.mixer == "mla" and shape.mla is not None:
@@ -434,13 +438,46 @@ class Builder:
         y = self.attend(tape, query, key, value, heads, heads, wide, mla.v_dim)
         return self.linear(tape, y, last)
 
+    def recurrence(self, tape: Tape, x: Value, group: Layers) -> Value:
+        """Mamba, Mamba-2 and gated linear attention with their fused kernels: projections, a short convolution, a scan.
+
+        The scan keeps its inputs, its output and one state per chunk of 256 tokens: [batch, chunks, width, 128] float32.
+        Source: mamba_ssm ops/triton/ssd_combined.py; without these kernels the scan in plain torch takes several times more.
+        """
+        modules = [m for m in group.modules if m.kind == "linear" and not _is_mlp(m)]
+        if not modules:
+            return x
+        last = next((m for m in reversed(modules) if m.name in _OUT), modules[-1])
+        outs = [self.linear(tape, x, m) for m in modules if m is not last and m.in_features == x.columns]
+        if not outs:
+            return x
+        wide = max(outs, key=lambda value: value.columns)
+        convolved = next((m.shape[0] for m in group.modules if m.kind == "conv"), last.in_features)
+        width = wide.width
+        mixed = tape.op("convolved", [wide], x.rows, convolved, width, keeps=[wide])
+        bent = tape.op("convolved, activated", [mixed], x.rows, convolved, width, keeps=[mixed])
+        states = Storage(
+            "chunk states",
+            self.batch * -(-self.length // 256) * last.in_features * 128 * 4,
+            "chunks x width x 128 x 4 B",
+        )
+        scan = tape.op(
+            "scan", [bent, *outs], x.rows, last.in_features, width, keeps=[bent, *outs, states], keeps_output=True
+        )
+        gated = tape.op("gated scan", [scan, wide], x.rows, last.in_features, width, keeps=[scan, wide])
+        return self.linear(tape, gated, last)
+
     def mlp(self, tape: Tape, x: Value, group: Layers) -> Value:
         """The feed-forward part: gated or not, or a mixture of experts with shared ones."""
         modules = [
             m
             for m in group.modules
-            if m.kind in ("linear", "conv1d") and not _is_attention(m) and ".experts." not in m.path
+            if m.kind in ("linear", "conv1d")
+            and (_is_mlp(m) if group.mixer not in ("attention", "mla") else not _is_attention(m))
+            and ".experts." not in m.path
         ]
+        if not modules and group.mlp not in ("moe", "dense+moe"):
+            return x
         if group.mlp in ("moe", "dense+moe"):
             y = self.experts(tape, x, group)
             shared = [m for m in modules if "shared" in m.path and m.out_features > 1]
@@ -505,6 +542,12 @@ class Builder:
         ordered = tape.op("experts in order", [weighted], rows, x.columns, 4)
         summed = tape.op("experts summed", [ordered], x.rows, x.columns, 4)
         return tape.cast(summed, x.width)
+
+
+def _is_mlp(module: Module) -> bool:
+    """Whether this linear layer belongs to the feed-forward part, by its path."""
+    path = module.path.lower()
+    return any(part in path for part in ("mlp", "ffn", "feed_forward", "expert", "moe"))
 
 
 def _is_attention(module: Module) -> bool:

@@ -127,6 +127,7 @@ def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
 
 _KINDS = {
     "static": "static_model",
+    "adapter": "static_model",
     "quantisation": "quantisation_overhead",
     "gradients": "gradients",
     "optimizer": "optimizer",
