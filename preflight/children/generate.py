@@ -145,9 +145,11 @@ def render(tokenizer, sample):
             problem = error
             continue
         # A template may ignore what it does not know without a word.
-        names = [tool.get("function", tool).get("name", "") for tool in given or []]
-        results = [m.get("content") for m in turns if m.get("role") == "tool"]
-        expected = [str(part)[:40] for part in names + results if part]
+        told = [tool.get("function", tool) for tool in given or []]
+        parts = [tool.get(key) for tool in told for key in ("name", "description")]
+        parts += [m.get("content") for m in turns if m.get("role") == "tool"]
+        parts += [c.get("function", c).get("name") for m in turns for c in m.get("tool_calls") or []]
+        expected = [str(part)[:40] for part in parts if part]
         if all(part in text for part in expected):
             return text, how, True
     raise problem or ValueError("the chat template leaves out parts of the conversation")
