@@ -430,7 +430,7 @@ def _read_turns(found: Conversation, turns: list[Any], roles: Mapping[str, str],
         else:
             found.problem("non-string-content", f"content of turn {number} is {kind_of(content)}, not text", number)
             message["content"] = None
-        if len(turn) > 2 or len(message) > 2:
+        if len(turn) > 2 or content is None:
             _read_rest(found, turn, message, number)
         if role == "tool" and "tool_call_id" not in message and pending:
             message["tool_call_id"] = pending.pop(0)

@@ -36,16 +36,18 @@ class Recipe:
     tool_arguments: str = "keep"  # keep, object or text
     output_format: str = "messages"  # or prompt-completion
     keep_columns: tuple[str, ...] = ()
+    group_by: str | None = None  # a column whose equal values must not be split apart
     near_texts: bool = True
     look_for_personal_data: bool = True
 
 
 @dataclass
 class Prepared:
-    """One record, ready. `line` is what is written ("" when it is set aside for `problems`).
+    """One record, ready. `line` is what is written (empty when it is set aside for `problems`).
 
     `identity`: equal for records with the same conversation, whatever else stands in them. `prompt`: equal for records
-    that ask the same. `near_text`: the words without case and spacing, prompt and answer apart by U+001E.
+    that ask the same. `group`: equal for records that must stay on one side of a split. `near_text`: the words without
+    case and spacing, prompt and answer apart by U+001E.
     """
 
     shape: str
@@ -54,6 +56,7 @@ class Prepared:
     identity: bytes = b""
     prompt: bytes = b""
     near_text: bytes = b""
+    group: bytes = b""
     problems: list[Problem] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     personal: set[str] = field(default_factory=set)
@@ -107,7 +110,7 @@ class Preparer:
         if found.problems:
             return made
         made.line = self._encode({"text": text}).encode()
-        made.identity = made.prompt = _digest(made.line)
+        made.identity = made.prompt = made.group = _digest(made.line)
         made.characters = len(text)
         if self.recipe.near_texts:
             made.near_text = b"\x1e" + near_text(text)
@@ -206,7 +209,9 @@ class Preparer:
         if found.messages and found.messages[0]["role"] == "system":
             asked = asked[1:]
         question = near_text("\n".join(asked))
-        made.prompt = _digest(question)
+        made.prompt = made.group = _digest(question)
+        if self.recipe.group_by is not None and self.recipe.group_by in found.extras:
+            made.group = _digest(self._encode(_finite(found.extras[self.recipe.group_by])).encode())
         if self.recipe.near_texts:
             made.near_text = question + b"\x1e" + near_text("\n".join(answers))
         whole = "\n".join(texts)

@@ -66,6 +66,7 @@ class Records:
     """The records of one file, in order. Iterate as often as needed: each time the file is read anew.
 
     `container`: jsonl, json-array, json-values (objects over several lines), csv, tsv, parquet, arrow, text-lines.
+    `span`: (first byte, byte after the last, number of the first line) when only that part is wanted.
     `encoding`: Python's name of it; "utf-8-sig" when a byte order mark is there; None in binary containers.
     `notes`: what is odd about the file, counted while iterating: bom, crlf, cr-line-ends, blank-lines, comment-lines,
     json-array-in-jsonl, jsonl-in-json, trailing-comma, concatenated-objects, python-literals, raw-control-characters,
@@ -78,7 +79,15 @@ class Records:
         self.notes: Counter[str] = Counter()
         self.size_bytes = path.stat().st_size
         self.read_bytes = 0
+        self.span: tuple[int, int, int] | None = None
         self._head = head
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Any byte behind a line end begins a record, so that parts of the file can be read apart (see `span`)."""
+        plain = self.encoding is not None and not self.encoding.startswith(("utf-16", "utf-32"))
+        compressed = bool(_compression(self._head_on_disk()))
+        return self.container in ("jsonl", "text-lines") and plain and not compressed and not self._cr_only()
 
     def __iter__(self) -> Iterator[Record | BadRecord]:
         self.notes.clear()
@@ -137,11 +146,19 @@ class Records:
         encoding = "utf-8" if utf8 else str(self.encoding)
         only_ascii = True
         last = b"\n"
+        first_byte, end_byte, first_line = self.span or (0, 1 << 62, 1)
+        at = first_byte or (3 if self.encoding == "utf-8-sig" else 0)
         with self._stream() as stream:
-            for number in itertools.count(1):
+            if first_byte:
+                stream.seek(first_byte)
+            for number in itertools.count(first_line):
+                if at >= end_byte:
+                    break
                 line = stream.readline(RECORD_LIMIT_BYTES)
+                at += len(line)
                 if len(line) >= RECORD_LIMIT_BYTES and not line.endswith(b"\n"):
                     yield number, self._too_long(stream, number)
+                    at = stream.tell()
                     continue
                 if not line.endswith(b"\n") and (damage := _damage(stream)):
                     detail = f"the compressed data ends early or is damaged ({damage})"
@@ -233,6 +250,9 @@ class Records:
         if previous_bad is not None:
             # The line is the file's last: a download or a writer was cut there.
             bad = previous_bad[0]
+            if self.span is not None and self.span[1] < self.size_bytes:
+                yield bad
+                return
             end = " without a line end" if self.notes["no-newline-at-end"] else ""
             yield BadRecord(bad.number, bad.line, "truncated", f"{bad.detail}; it is the file's last line{end}")
 

@@ -1,0 +1,428 @@
+#!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["filelock>=3.12", "jsonschema>=4.18", "numpy>=1.26", "tqdm>=4.65"]
+# ///
+"""Is this chat data fit for training, and what does it look like cleaned?
+
+Reads messages, ShareGPT, Alpaca, prompt and completion, preference pairs and plain text from JSON Lines, JSON, CSV,
+Parquet and Arrow, in any encoding. Without `--out` it only looks. With it, it writes messages as JSON Lines that TRL
+loads as they are; what cannot be used is set aside with its line and reason. The input is never touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from preflight import console
+from preflight.console import UsageError
+from preflight.data_checks import CHECKS
+from preflight.findings import Finding, Level, Section, exit_code, quote, run_checks, say
+from preflight.prepare import Recipe
+from preflight.records import Records, Unreadable, read_records
+from preflight.redact import redacted
+
+STAGE = "data_preprocessor"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        description=(__doc__ or "").strip(),
+        epilog="examples:\n  python data_preprocessor.py train.json\n"
+        "  python data_preprocessor.py train.jsonl --out clean.jsonl --schema schema.json --tokenizer MODEL_FOLDER\n\n"
+        f"{console.EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("input", nargs="?", metavar="FILE", help="the data")
+    made.add_argument("--input", "--data", dest="input_flag", metavar="FILE", help=argparse.SUPPRESS)
+    made.add_argument(
+        "--out",
+        "--output",
+        metavar="PATH",
+        help="where to write: a name ending in .jsonl, or a folder (needed to split)",
+    )
+    made.add_argument("--encoding", help="the file's encoding, when the detection is wrong (such as gb18030)")
+    made.add_argument(
+        "--role-map",
+        action="append",
+        default=[],
+        metavar="NAME=ROLE",
+        help="what an unknown role means, e.g. bing=assistant",
+    )
+    made.add_argument(
+        "--format", choices=("messages", "prompt-completion"), default="messages", help="default: messages"
+    )
+    made.add_argument("--keep-columns", default="", metavar="A,B", help="other columns to write too (default: none)")
+    made.add_argument(
+        "--tool-arguments",
+        choices=("keep", "object", "text"),
+        default="keep",
+        help="write tool-call arguments as they are, as objects (what most templates want) or as JSON text",
+    )
+    made.add_argument("--no-personal-data", action="store_true", help="do not look for what looks like personal data")
+    answers = made.add_argument_group("strict JSON answers")
+    answers.add_argument(
+        "--schema", metavar="FILE", help="JSON Schema of the answers: adds the instruction, checks answers"
+    )
+    answers.add_argument(
+        "--schema-in", choices=("inline", "name"), default="inline", help="write the schema out, or its name"
+    )
+    answers.add_argument("--instruction-turn", choices=("system", "user"), default="system", help="default: system")
+    answers.add_argument(
+        "--targets", choices=("all", "last", "none"), default="all", help="answers that must fit (all)"
+    )
+    answers.add_argument("--no-recover", action="store_true", help="set answers aside that only need peeling, too")
+    repeats = made.add_argument_group("duplicates and split")
+    repeats.add_argument("--duplicates", choices=("drop", "report"), default="drop", help="exact ones (drop)")
+    repeats.add_argument("--near-duplicates", choices=("drop", "report", "off"), help="near ones (drop)")
+    repeats.add_argument("--similarity", type=float, default=0.85, metavar="SHARE", help="of near duplicates (0.85)")
+    repeats.add_argument(
+        "--test-share", type=float, default=0.0, metavar="SHARE", help="split off a test side (0: none)"
+    )
+    repeats.add_argument(
+        "--group-by", metavar="COLUMN", help="never split equal values of this column (default: prompts)"
+    )
+    repeats.add_argument("--seed", type=int, default=0, help="of the split (0)")
+    tokens = made.add_argument_group("tokens")
+    tokens.add_argument("--tokenizer", "--model", metavar="DIR", help="count real tokens with this model's tokenizer")
+    tokens.add_argument("--max-tokens", type=int, metavar="N", help="the training length")
+    tokens.add_argument(
+        "--over-long",
+        choices=("drop", "truncate", "keep"),
+        default="drop",
+        help="truncate leaves out old exchanges (drop)",
+    )
+    tokens.add_argument("--python", metavar="PATH", help="the Python that has transformers (default: looked for)")
+    tokens.add_argument("--timeout-s", type=float, default=3600, metavar="S", help="for counting (3600)")
+    made.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes (default: as many as cores, at most 8)"
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    made.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
+    made.add_argument("--verbose", action="store_true", help="also print sources and notes, and the label mask")
+    return made
+
+
+def read_recipe(args: argparse.Namespace) -> Recipe:
+    """What is done to each record. Raises UsageError."""
+    from preflight.schemas import Validator, read_schema
+    from preflight.strict_instruction import strict_instruction
+
+    role_map = {}
+    for entry in args.role_map:
+        name, _, role = entry.partition("=")
+        if not name or role not in ("user", "assistant", "system", "tool"):
+            raise UsageError(f"--role-map {entry}: allowed is NAME=user, NAME=assistant, NAME=system or NAME=tool")
+        role_map[name] = role
+    schema, instruction = None, None
+    if args.schema:
+        part = read_schema(args.schema).main
+        schema = part.schema
+        problem = Validator(schema).problem
+        if problem:
+            raise UsageError(f"--schema {args.schema}: not a valid JSON Schema ({problem})")
+        named = None
+        if args.schema_in == "name":
+            named = part.name or (schema.get("title") if isinstance(schema, dict) else None) or Path(args.schema).stem
+        instruction = strict_instruction(schema, args.instruction_turn, named)
+    return Recipe(
+        role_map=role_map,
+        instruction=instruction,
+        schema=schema,
+        check_targets=args.targets,
+        recover_targets=not args.no_recover,
+        tool_arguments=args.tool_arguments,
+        output_format=args.format,
+        keep_columns=tuple(name.strip() for name in args.keep_columns.split(",") if name.strip()),
+        group_by=args.group_by,
+        near_texts=args.near_duplicates != "off",
+        look_for_personal_data=not args.no_personal_data,
+    )
+
+
+def check_arguments(args: argparse.Namespace) -> tuple[Path, Path | None]:
+    """The input and the target. Raises UsageError when the flags cannot be meant so."""
+    from preflight.publish import check_target
+
+    if bool(args.input) == bool(args.input_flag):
+        raise UsageError("FILE: name one data file, for example `python data_preprocessor.py train.jsonl`")
+    source = Path(args.input or args.input_flag)
+    target = Path(args.out) if args.out else None
+    if not 0 <= args.test_share < 1:
+        raise UsageError(f"--test-share {args.test_share}: allowed is 0 to less than 1")
+    if not 0.5 <= args.similarity <= 1:
+        raise UsageError(f"--similarity {args.similarity}: allowed is 0.5 to 1")
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise UsageError(f"--max-tokens {args.max_tokens}: allowed is 1 or more")
+    if args.max_tokens and not args.tokenizer:
+        raise UsageError("--max-tokens: needs --tokenizer DIR, because lengths are counted in real tokens")
+    if args.tokenizer and not Path(args.tokenizer).is_dir():
+        raise UsageError(f"--tokenizer {args.tokenizer}: no such folder; name a model directory")
+    if args.test_share and target is not None and target.suffix == ".jsonl":
+        raise UsageError(f"--out {target}: with --test-share name a folder; it gets train.jsonl and test.jsonl")
+    if target is not None:
+        check_target(target, [source])
+    return source, target
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Look
+
+
+def look(args: argparse.Namespace, records: Records, recipe: Recipe, target: Path | None) -> dict[str, Any]:
+    """Prepare, compare and (with a target) write; what was seen, as plain data."""
+    from preflight import duplicates as repeats
+    from preflight.publish import workshop
+    from preflight.spool import prepare_file
+    from preflight.write_records import OTHER_SHAPE, Output, write
+
+    with workshop(target) as folder:
+        workers = args.workers or min(8, os.cpu_count() or 1)
+        with Progress(records.size_bytes, "reading") as progress:
+            pieces, tally = prepare_file(records, folder, "piece", recipe, workers, progress.to)
+        found = repeats.read_lines(pieces)
+        main_family = max(tally.families, key=lambda name: tally.families[name], default=None)
+        repeats.find_exact(pieces, found)
+        if recipe.near_texts:
+            repeats.find_same_words(pieces, found)
+            if records.size_bytes > (32 << 20):
+                say("looking for near duplicates")
+            repeats.find_near(pieces, found, folder, args.similarity)
+        repeats.find_conflicts(pieces, found)
+        state = _decided(found, args)
+        others = _mark_other_shapes(pieces, state, main_family, OTHER_SHAPE)
+        counts, token_facts = _tokens(args, pieces, state, folder)
+        side = _split(args, pieces, state, found)
+        observed = _observed(records, recipe, tally, found, args)
+        observed |= {"main_family": main_family, "other_shape_rows": others, "tokens": token_facts}
+        output = Output(args, records, pieces, state, side, counts, folder, target, main_family)
+        observed["written"] = write(output, observed) if target is not None else None
+        observed["kept_rows"] = output.kept
+        observed["test_rows"] = output.test if args.test_share else None
+    return observed
+
+
+def _decided(found: Any, args: argparse.Namespace) -> bytearray:
+    """Which records are left out: duplicates that are only reported stay."""
+    from preflight.duplicates import EXACT, NEAR, SAME_WORDS
+
+    state = bytearray(found.state)
+    near = (args.near_duplicates or "drop") == "drop"
+    kept = {kind for kind, drop in ((EXACT, args.duplicates == "drop"), (SAME_WORDS, near), (NEAR, near)) if not drop}
+    if kept:
+        state = bytearray(0 if value in kept else value for value in state)
+    return state
+
+
+def _mark_other_shapes(pieces: list[Any], state: bytearray, family: str | None, mark: int) -> int:
+    """Records of another family than most: one file holds one kind of training record."""
+    from preflight.spool import FAMILIES
+
+    count = index = 0
+    for piece in pieces:
+        for key in piece.each_key():
+            if FAMILIES[key[6]] != family and not state[index]:
+                state[index] = mark
+                count += 1
+            index += 1
+    return count
+
+
+def _tokens(
+    args: argparse.Namespace, pieces: list[Any], state: bytearray, folder: Path
+) -> tuple[Any, dict[str, Any] | None]:
+    from preflight.write_records import NOT_RENDERED, TOO_LONG
+
+    if not args.tokenizer:
+        return None, None
+    from preflight.machine import Machine
+    from preflight.token_counts import count_tokens, token_statistics
+
+    say(f"counting tokens (up to {args.timeout_s:g} s)")
+    with Progress(len(state), "tokens") as progress:
+        limit = args.max_tokens if args.over_long != "keep" else None
+        model = str(Path(args.tokenizer).resolve())
+        counts = count_tokens(Machine(), pieces, state, folder, model, args.python, limit, args.timeout_s, progress.to)
+    facts: dict[str, Any] = {**counts.facts, "trouble": counts.trouble or None, "max_tokens": args.max_tokens}
+    facts.pop("turn_tokens", None)
+    if counts.trouble:
+        return None, facts
+    over = truncated = failed = 0
+    for index, tokens in enumerate(counts.tokens):
+        if state[index]:
+            continue
+        if tokens < 0:
+            state[index] = NOT_RENDERED
+            failed += 1
+        elif args.max_tokens and args.over_long != "keep" and counts.first[index]:
+            over += 1
+            if args.over_long == "truncate" and counts.first[index] > 0:
+                truncated += 1
+            else:
+                state[index] = TOO_LONG
+        elif args.max_tokens and tokens > args.max_tokens:
+            over += 1
+    facts |= {"over_long_rows": over, "truncated_rows": truncated, "not_rendered_rows": failed}
+    facts |= token_statistics(counts, state, args.max_tokens)
+    return counts, facts
+
+
+def _split(args: argparse.Namespace, pieces: list[Any], state: bytearray, found: Any) -> bytearray | None:
+    if not args.test_share:
+        return None
+    from preflight.split import test_side
+
+    return test_side(pieces, state, args.test_share, args.seed, found.partner)
+
+
+def _observed(records: Records, recipe: Recipe, tally: Any, found: Any, args: argparse.Namespace) -> dict[str, Any]:
+    shape = max(tally.shapes, key=lambda name: tally.shapes[name], default=None)
+    problems: dict[str, str] = {}
+    for places in tally.problem_places.values():
+        for entry in places:
+            row = str(entry["row"])
+            problems[row] = f"{problems[row]}; {entry['what']}" if row in problems else entry["what"]
+    ordered = dict(sorted(problems.items(), key=lambda item: int(item[0]))[:200])
+    roles = dict(sorted(tally.roles.items()))
+    return {
+        "file": records.path.name,
+        "size_bytes": records.size_bytes,
+        "container": records.container,
+        "encoding": tally.encoding,
+        "format": shape,
+        "shapes": dict(tally.shapes.most_common()),
+        "rows": tally.rows,
+        "usable_rows": tally.kept,
+        "messages_rows": tally.families.get("chat", 0),
+        "bad_lines": [entry["line"] or entry["row"] for entry in tally.bad_places],
+        "bad_count": sum(tally.bad.values()),
+        "bad_reasons": dict(tally.bad.most_common()),
+        "bad_records": tally.bad_places[:50],
+        "notes": dict(sorted(tally.notes.items())),
+        "role_map": roles,
+        "problem_rows": tally.problem_rows,
+        "problem_counts": dict(tally.problems.most_common()),
+        "problems": ordered,
+        "problem_places": {code: places[:20] for code, places in sorted(tally.problem_places.items())},
+        "usable_without_change": [row for row, _ in tally.first_turns if str(row) not in problems],
+        "first_rows": [{"row": row, "turns": list(turns)} for row, turns in tally.first_turns],
+        "changes": dict(tally.changes.most_common()),
+        "change_lines": dict(sorted(tally.change_lines.items())),
+        "personal_data": dict(tally.personal.most_common()),
+        "personal_data_lines": dict(sorted(tally.personal_lines.items())),
+        "columns_left_out": dict(tally.left_out.most_common(50)),
+        "turns": {str(count): rows for count, rows in sorted(tally.turns.items())[:50]},
+        "tool_rows": tally.tool_rows,
+        "tool_arguments": dict(tally.arguments),
+        "weighted_rows": tally.weighted_rows,
+        "duplicates": {
+            **found.counts,
+            "pairs": [
+                {"line": line, "same_as_line": earlier, "kind": kind} for line, earlier, kind in sorted(found.pairs)
+            ],
+            "exact_action": args.duplicates,
+            "near_action": args.near_duplicates or "drop",
+            "near_asked_for": args.near_duplicates is not None,
+            "near_not_looked": found.near_looked or None,
+        },
+        "same_prompt_other_answer": found.conflicts,
+        "same_prompt_lines": [list(pair) for pair in found.conflict_lines[:20]],
+        "schema_given": recipe.schema is not None,
+        "output_format": recipe.output_format,
+    }
+
+
+class Progress:
+    """A bar on stderr, only when that is a terminal and the work is long."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self.total, self.what = total, what
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty() and self.total > (16 << 20 if self.what == "reading" else 5000):
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                return self
+            self._bar = tqdm(total=self.total, desc=self.what, unit="B", unit_scale=True, leave=False)
+        return self
+
+    def to(self, position: int) -> None:
+        """Show that much as done."""
+        if self._bar is not None:
+            self._bar.update(max(0, position - self._bar.n))
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Say
+
+
+def unreadable(error: Unreadable, source: Path) -> Section:
+    """The section for a file that holds no records."""
+    finding = Finding(
+        error.code,
+        Level.FAIL,
+        quote(error.what, 200),
+        error.why,
+        error.fix or ("name another file",),
+        "preflight/records.py, kinds of files",
+    )
+    return Section(STAGE, {"file": source.name, "rows": 0}, (finding,))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look at the data, write it cleaned when asked; returns the exit code."""
+    args = parser().parse_args(argv)
+    source, target = check_arguments(args)
+    recipe = read_recipe(args)
+    try:
+        records = read_records(source, args.encoding)
+        observed = look(args, records, recipe, target)
+        section = Section(STAGE, observed, run_checks(CHECKS, observed))
+    except Unreadable as error:
+        section = unreadable(error, source)
+    shown = Section(section.stage, redacted(section.observed), _clean(section.findings))
+    if args.json:
+        print(json.dumps(shown.as_json(), indent=1, ensure_ascii=False, allow_nan=False))
+    else:
+        console.print_section(shown, args.color, args.verbose)
+        if args.verbose:
+            print_mask(shown.observed)
+    return exit_code([section])
+
+
+def _clean(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(f.code, f.level, redacted(f.what), redacted(f.why), tuple(redacted(list(f.fix))), f.source)
+        for f in findings
+    )
+
+
+def print_mask(observed: dict[str, Any]) -> None:
+    """The label mask of one sample: what is trained on stands between marks."""
+    mask = (observed.get("tokens") or {}).get("label_mask")
+    if mask:
+        print("\nlabel mask of one sample (trained text between >> and <<):")
+        print("".join(f">>{run['text']}<<" if run["trained"] else run["text"] for run in mask))
+
+
+def command() -> None:
+    """Entry point of the installed command."""
+    sys.exit(console.run_main(main))
+
+
+if __name__ == "__main__":
+    command()
