@@ -74,14 +74,18 @@ def _nvidia(looking: _Looking) -> None:
                 troubles.append(Trouble("nvidia-smi", "timeout", "no answer within its limit"))
         if answer.trouble == "absent":
             troubles.append(Trouble("nvidia-smi", "absent"))
+        if not (answer.text + answer.errors).strip() and not answer.trouble:
+            troubles.append(Trouble("nvidia-smi", "failed", "it said nothing"))
         for text in (answer.text, answer.errors):
             if not text.strip():
                 continue
             answered = True
             rank, reading = classify(text, question)
+            trouble = nvidia.parse_failure(text, answer.exit_code)
+            if trouble and rank == _GUESSED:
+                reading = None
             if reading is not None:
                 readings.append((rank, reading))
-            trouble = nvidia.parse_failure(text, answer.exit_code)
             looking.driver = nvidia.joined_driver(looking.driver, Driver(library=nvidia.parse_library_version(text)))
             # One cell of a good answer may hold the words of a failure; only a lost card shows beside good rows.
             if trouble and trouble.kind != "bad-field" and (trouble.kind == "lost" or reading is None):
@@ -132,7 +136,11 @@ def classify(text: str, question: str = "") -> tuple[int, nvidia.Reading | None]
     if re.search(r"^GPU \d+: ", text, re.MULTILINE):
         return 4, nvidia.parse_list(text)
     reading = nvidia.parse_query(text, question)
-    return (2, reading) if reading.gpus else (9, None)
+    return (_GUESSED, reading) if reading.gpus else (9, None)
+
+
+# Comma-separated values: the only form that a message in prose could be taken for.
+_GUESSED = 2
 
 
 def _live_nvidia(looking: _Looking) -> list[tuple[str, Answer]]:
@@ -264,7 +272,9 @@ def _other(
         elif answer.trouble != "timeout":
             said = " ".join((answer.text + " " + answer.errors).split())[:300]
             looking.asked.setdefault(tool, "no devices")
-            if said:
+            if said and not re.search(
+                r"(?i)no \w* ?\w* ?(?:devices?|gpus?|npus?)\b.*(?:discovered|found|detected)", said
+            ):
                 looking.troubles.append(Trouble(tool, "failed", said))
     if found:  # a tool that could not tell what another one of the same vendor could is no trouble
         looking.troubles = [t for t in looking.troubles if t.tool not in tools or t.kind == "timeout"]

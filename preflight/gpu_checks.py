@@ -24,6 +24,19 @@ AGAIN = "run `python gpu_probe.py` again"
 
 
 @dataclass(frozen=True)
+class DriverHints:
+    """Looked at only where the driver does not run: why its module may not be loaded.
+
+    `module_for_kernel` says whether a module was built for the running kernel; `profile` is what prime-select reports.
+    """
+
+    secure_boot: bool | None = None
+    module_for_kernel: bool | None = None
+    module_refused: bool | None = None
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
 class Seen:
     """Everything that was looked at; the checks read nothing else."""
 
@@ -35,7 +48,7 @@ class Seen:
     replayed: bool = False
     cann: str | None = None
     acl_json: bool | None = None
-    module_loaded: bool | None = None
+    hints: DriverHints = field(default_factory=lambda: DriverHints())
     device_files: bool | None = None
     choice: wheels.Choice | None = None
     target: wheels.Target | None = None
@@ -45,6 +58,8 @@ class Seen:
         """Linux, Windows or Darwin; from the driver model where the platform was not recorded."""
         if self.host.system:
             return self.host.system
+        if any(gpu.vendor == "apple" for gpu in self.accelerators.gpus):
+            return "Darwin"
         windows = any(gpu.driver_model for gpu in self.accelerators.gpus)
         return "Windows" if windows or "windows adapters" in dict(self.accelerators.asked) else "Linux"
 
@@ -359,7 +374,7 @@ def _no_driver(seen: Seen, trouble: Trouble) -> Finding:
             ),
             "CUDA on WSL user guide",
         )
-    if log.signature_rejected:
+    if log.signature_rejected or seen.hints.module_refused:
         return Finding(
             "driver-module-rejected",
             Level.FAIL,
@@ -406,6 +421,29 @@ def _no_driver(seen: Seen, trouble: Trouble) -> Finding:
             "A card bound to vfio-pci is not the host's to use.",
             again("run the training inside that machine, or unbind the card from vfio-pci"),
             "lspci -k",
+        )
+    if seen.hints.profile == "intel":
+        return Finding(
+            "gpu-powered-off",
+            Level.FAIL,
+            f"{base}: the laptop is in its power-saving profile (prime-select: intel), which switches the NVIDIA "
+            f"card off.",
+            "In that profile the driver is not loaded and the card has no power.",
+            again("switch it on: `sudo prime-select on-demand` (or `nvidia`) and reboot"),
+            "prime-select query",
+        )
+    if seen.hints.module_for_kernel is False:
+        return Finding(
+            "driver-module-not-built",
+            Level.FAIL,
+            f"{base}: no nvidia module was built for the kernel that runs.",
+            "After a kernel update DKMS has to build the module again; the kernel's headers or the build failed.",
+            again(
+                "install the headers and build it: `sudo apt install linux-headers-$(uname -r) && sudo dkms "
+                "autoinstall`, reboot",
+                "or boot the kernel that it was built for",
+            ),
+            "modinfo / modprobe / dkms status",
         )
     optimus = seen.cards("intel") or seen.cards("amd")
     hint = (
@@ -1188,7 +1226,7 @@ def as_json(seen: Seen) -> dict[str, Any]:
         "driver_model": next((gpu.driver_model for gpu in accelerators.gpus if gpu.driver_model), None),
         "gpus": [_gpu_json(completed(gpu)) for gpu in accelerators.gpus],
         "mig_enabled": any(gpu.mig_mode == "enabled" for gpu in accelerators.gpus),
-        "mig_devices": [part.as_json() for part in accelerators.slices],
+        "mig_devices": [completed(part).as_json() for part in accelerators.slices],
         "budget_bytes_for_one_process": max(
             (gpu.free_bytes for gpu in seen.usable if gpu.free_bytes is not None), default=None
         ),

@@ -83,9 +83,12 @@ class Gpu:
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain JSON data; those of another kind of device are left out when they are None."""
+        # "lost" is told only of a card that is.
         always = {"index", "name", "vendor", "total_bytes", "used_bytes", "free_bytes"}
         common = always | _COMMON.get(self.vendor, set()) | ({"mig_mode"} if self.vendor == "nvidia" else set())
-        seen = {key: value for key, value in asdict(self).items() if value is not None or key in common}
+        seen = {key: value for key, value in asdict(self).items() if value not in (None, ()) or key in common}
+        if not self.lost:
+            seen.pop("lost", None)
         return {
             _JSON_NAMES.get(key, key): list(value) if isinstance(value, tuple) else value for key, value in seen.items()
         }
@@ -99,7 +102,7 @@ _JSON_NAMES = {
 }
 _COMMON = {
     "nvidia": {"compute_capability", "fan_pct", "temperature_c", "power_draw_w", "power_limit_w", "pci_bus_id"}
-    | {"persistence_mode", "mig_mode", "ecc_mode", "ecc_uncorrected_volatile", "utilization_pct"},
+    | {"persistence_mode", "mig_mode", "ecc_mode", "ecc_uncorrected_volatile", "utilization_pct", "sensor_errors"},
     "amd": {"gfx", "integrated", "role"},
     "ascend": {"chip", "physical_id", "health", "power_draw_w", "temperature_c"},
 }

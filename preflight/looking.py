@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from preflight import wheels
 from preflight.capability import completed
-from preflight.gpu_checks import Seen
+from preflight.gpu_checks import DriverHints, Seen
 from preflight.gpus import Accelerators, usable_gpus
 from preflight.host import Host
 from preflight.kernel_log import KernelLog
@@ -14,8 +17,6 @@ from preflight.torch_state import TorchState
 
 def together(machine: Machine, accelerators: Accelerators, host: Host, log: KernelLog, torch: TorchState) -> Seen:
     """What the checks judge."""
-    from dataclasses import replace
-
     seen = Seen(
         accelerators=accelerators,
         host=host,
@@ -27,8 +28,33 @@ def together(machine: Machine, accelerators: Accelerators, host: Host, log: Kern
         acl_json=_acl_json(machine, accelerators),
         device_files=bool(machine.list("/dev/nvidia[0-9]*")) if not accelerators.gpus else None,
     )
+    if seen.trouble("no-driver") or seen.trouble("no-devices"):
+        seen = replace(seen, hints=_hints(machine))
     aim = target_of(seen)
     return replace(seen, target=aim, choice=wheels.choose(aim))
+
+
+def _hints(machine: Machine) -> DriverHints:
+    """Why the driver's module is not loaded. Nothing is loaded or changed to find out."""
+
+    def ask(*command: str) -> str:
+        answer = machine.run(command, timeout_s=5.0)
+        return f"{answer.text}\n{answer.errors}"
+
+    boot = ask("mokutil", "--sb-state")
+    profile = re.search(r"\b(intel|nvidia|on-demand)\b", ask("prime-select", "query"))
+    module = ask("modinfo", "nvidia") + "\n".join(answer.text for _, answer in machine.recorded("modprobe|insmod|dkms"))
+    built: bool | None = None
+    if re.search(r"Module nvidia not found|could not find module", module, re.IGNORECASE):
+        built = False
+    elif re.search(r"^filename:.*nvidia", module, re.MULTILINE):
+        built = True
+    return DriverHints(
+        secure_boot=True if "SecureBoot enabled" in boot else False if "SecureBoot disabled" in boot else None,
+        module_for_kernel=built,
+        module_refused=True if re.search(r"Key was rejected|Required key not available", module) else None,
+        profile=profile.group(1) if profile else None,
+    )
 
 
 def target_of(seen: Seen) -> wheels.Target:

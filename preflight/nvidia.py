@@ -52,9 +52,9 @@ _FAILURES: tuple[tuple[str, str], ...] = (
 
 def parse_failure(text: str, exit_code: int | None = 0) -> Trouble | None:
     """Why nvidia-smi did not work, from its own words; None when they name no failure."""
-    # A healthy table may still hold "ERR!" or "Unknown Error" cells, so only short outputs and its own lines count.
+    # A healthy answer may hold cells like [Unknown Error], so cells do not count, only lines of prose.
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    plain = [line for line in lines if not line.startswith(("|", "+", "<"))]
+    plain = [re.sub(r"\[[^\]]*\]", "", line) for line in lines if not line.startswith(("|", "+", "<"))]
     for kind, pattern in _FAILURES:
         for line in plain if len(plain) < 40 else plain[:5]:
             if re.search(pattern, line, re.IGNORECASE):
@@ -64,7 +64,8 @@ def parse_failure(text: str, exit_code: int | None = 0) -> Trouble | None:
                     if kind == "lost" and re.search(r"lost|device handle", other, re.IGNORECASE):
                         lost += re.findall(_BUS_ID, other)
                 return Trouble("nvidia-smi", kind, said, tuple(dict.fromkeys(short_bus_id(bus) for bus in lost)))
-    if exit_code == 127:
+    # Shells say "not found" in every language: bash ends with 127, cmd.exe quotes the name first and ends with 9009.
+    if exit_code in (127, 9009) or (exit_code and plain and plain[0].startswith(("'nvidia-smi", '"nvidia-smi'))):
         return Trouble("nvidia-smi", "absent", " ".join(plain[:2]))
     return None
 
@@ -386,8 +387,9 @@ def _asked_columns(question: str) -> list[str]:
 
 def _nameless_row(row: list[str], position: int) -> Gpu | None:
     """A row of which nobody knows the columns: only what its own form gives away."""
-    name = next((cell for cell in row if re.search(r"nvidia|geforce|tesla|quadro|\brtx\b|\bgtx\b", cell, re.I)), None)
-    if name is None:
+    name = next((cell for cell in row if re.search(r"\b(?:nvidia|geforce|tesla|quadro|rtx|gtx) ", cell, re.I)), None)
+    values = [cell for cell in row if re.fullmatch(r"\[?[\d.]+\s?(?:MiB|%|W|C)?\]?", cell)]
+    if name is None or len(name) > 60 or not values:
         return None
     sizes = [size for cell in row if re.search(r"\d\s*MiB$", cell) and (size := size_bytes(cell)) is not None]
     capability = next((cell for cell in row if re.fullmatch(r"\d{1,2}\.\d", cell)), None)

@@ -317,12 +317,14 @@ def _chip(
 
 
 def parse_cann_version(text: str) -> str | None:
-    """The toolkit's version in version.cfg or ascend_toolkit_install.info."""
-    found = re.search(r"^(?:\[?\w*version\]?)\s*=\s*\[?([0-9][\w.]*)", text, re.MULTILINE | re.IGNORECASE)
-    if found:
-        return found.group(1)
-    inside = re.search(r"=\s*\[[^\]]*?(\d+\.\d+[\w.]*)", text)
-    return inside.group(1) if inside else None
+    """The toolkit's version in version.cfg or ascend_toolkit_install.info.
+
+    "runtime_running_version=[7.6.0.1.220:8.2.RC1]" holds the component's own number first and CANN's behind the colon.
+    """
+    behind = re.search(r"version\s*=\s*\[[^\]:]*:\s*([0-9][\w.]*)", text, re.IGNORECASE)
+    plain = re.search(r"^\[?\w*version\]?\s*=\s*\[?\s*([0-9][\w.]*)", text, re.MULTILINE | re.IGNORECASE)
+    found = behind or plain
+    return found.group(1) if found else None
 
 
 # --- Intel
