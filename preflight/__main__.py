@@ -49,8 +49,9 @@ def make_parser() -> argparse.ArgumentParser:
 def stage_command(stage: str, args: argparse.Namespace, model: str, data: list[str]) -> list[str]:
     """The command line of one stage."""
     flags: list[str] = ["--json", "--no-report"]
-    if args.replay:
-        flags += ["--replay", args.replay]
+    if args.replay:  # what --record wrote has a folder for each stage; a plain recorded machine answers them all
+        own = Path(args.replay, stage)
+        flags += ["--replay", str(own if own.is_dir() else args.replay)]
     if args.record:
         flags += ["--record", str(Path(args.record, stage))]
     if args.python:
@@ -60,7 +61,7 @@ def stage_command(stage: str, args: argparse.Namespace, model: str, data: list[s
         if args.requirements:
             flags += ["--requirements", args.requirements]
     if stage == "model_analyzer":
-        flags += [model, "--here"]
+        flags += [model] if args.gpu_vram_gb is not None else ["--here", model]
         for name in ("config", "method", "gpu_vram_gb"):
             if getattr(args, name) is not None:
                 flags += [f"--{name.replace('_', '-')}", str(getattr(args, name))]

@@ -17,6 +17,14 @@ QUESTIONS = {
 SCRIPTS = {stage: f"python {stage}.py" for stage in QUESTIONS}
 # A weak result on the task is a reason to fine-tune, never an obstacle to it.
 OBSTACLE_STAGES = ("gpu_probe", "env_sandbox", "model_analyzer")
+# The findings that answer a stage's question, by the start of their code; its worst finding is told beside them.
+ANSWERED_BY = {
+    "gpu_probe": ("gpu-usable", "no-gpu"),
+    "env_sandbox": ("stack-loads",),
+    "model_analyzer": ("memory-fit-",),
+    "task_evaluator": ("task-",),
+}
+ON_THE_CPU = " On the CPU only: no GPU was found, so expect minutes where a GPU takes seconds."
 ANSWERS = {
     "yes": "Yes, this can be fine-tuned here.",
     "marginal": "Marginal: it may fit or fail, depending on what the estimate cannot see.",
@@ -52,10 +60,13 @@ def judge(record: Mapping[str, Any]) -> dict[str, Any]:
     ]
     task = [(s, f) for s, f in findings if s == "task_evaluator" and f["code"].startswith("task-")]
     facts += [{"stage": stage, "what": finding["what"]} for stage, finding in task[:3]]
+    sentence = ANSWERS[answer]
+    if answer in ("yes", "marginal") and any(f["code"] == "no-gpu" for _, f in findings):
+        sentence += ON_THE_CPU
     command, why = _next_step(record, answer, deciding, missing)
     return {
         "answer": answer,
-        "sentence": ANSWERS[answer],
+        "sentence": sentence,
         "facts": facts,
         "stages": [_stage_line(stage, sections.get(stage)) for stage in QUESTIONS],
         "next_command": command,
@@ -65,19 +76,16 @@ def judge(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stage_line(stage: str, section: Mapping[str, Any] | None) -> dict[str, str]:
-    """One row of the summary's table: the stage's question, its level, and the finding that set it."""
+    """One row of the summary's table: the stage's question, its level, and what answers it."""
     if section is None:
         return {"stage": stage, "question": QUESTIONS[stage], "level": "not run", "what": ""}
     findings = section["findings"]
     worst = next((f for f in findings if f["level"] == section["level"]), None)
-    if section["level"] == Level.OK.value:  # show what was found out rather than the first thing that passed
-        worst = next((f for f in findings if f["code"].startswith(("memory-fit-", "task-"))), worst)
-    return {
-        "stage": stage,
-        "question": QUESTIONS[stage],
-        "level": section["level"],
-        "what": worst["what"] if worst else "",
-    }
+    answers = [f for f in findings if f["code"].startswith(ANSWERED_BY[stage])]
+    said = [f["what"] for f in answers[:3]]
+    if worst is not None and worst not in answers and (worst["level"] != Level.OK.value or not said):
+        said.append(worst["what"])
+    return {"stage": stage, "question": QUESTIONS[stage], "level": section["level"], "what": " ".join(said)}
 
 
 def _next_step(
