@@ -45,12 +45,13 @@ def judge(record: Mapping[str, Any]) -> dict[str, Any]:
     unknown = [(s, f) for s, f in findings if f["level"] == Level.UNKNOWN.value and s in OBSTACLE_STAGES]
     missing = [stage for stage in OBSTACLE_STAGES if not sections.get(stage, {}).get("findings")]
     fit = [(s, f) for s, f in findings if f["code"].startswith("memory-fit-")]
+    loads = any(f["code"].startswith(ANSWERED_BY["env_sandbox"]) for _, f in findings)
     marginal = [(s, f) for s, f in fit if f["code"] == "memory-fit-marginal"]
     if failed:
         answer, deciding = "no", failed
     elif marginal:
         answer, deciding = "marginal", marginal + unknown
-    elif unknown or missing or not fit:
+    elif unknown or missing or not fit or not loads:
         answer, deciding = "could not tell", unknown
     else:
         answer, deciding = "yes", fit

@@ -71,6 +71,7 @@ def test_a_straddling_estimate_is_marginal() -> None:
         {"model_analyzer": [finding("shape", "ok")]},
         {"gpu_probe": [finding("gpu-silent", "unknown")]},
         {"env_sandbox": []},
+        {"env_sandbox": [finding("requirements-read", "ok")]},
     ],
 )
 def test_what_decides_but_is_not_known_is_could_not_tell(change: dict[str, Any]) -> None:
