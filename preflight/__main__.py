@@ -32,6 +32,7 @@ LIMITS_S = {"gpu_probe": 300, "env_sandbox": 3600, "model_analyzer": 900, "task_
 def make_parser() -> argparse.ArgumentParser:
     """The flags of the main job; each stage has more of its own."""
     made = parser(__doc__, "python -m preflight ./my-model --data my-eval.jsonl")
+    made.prog = "python -m preflight"
     made.add_argument("model", nargs="?", metavar="MODEL", help="model directory or hub id (default: the example)")
     made.add_argument("--data", metavar="FILE", help="evaluation samples for the task stage (JSONL)")
     made.add_argument("--schema", metavar="FILE", help="JSON Schema that the model's outputs must satisfy")
