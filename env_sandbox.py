@@ -20,6 +20,7 @@ from typing import Any
 
 from preflight import facts
 from preflight.console import UsageError, parser, run_main, run_stage
+from preflight.cures import HASHES, fixed_requirements, loads, prove, shown
 from preflight.diagnosis import check_installation, check_resolution, check_stages, failures
 from preflight.findings import Finding, Level, Section, quote, run_checks, say
 from preflight.installers import find_installer, read_pip_settings
@@ -199,6 +200,15 @@ def make_parser() -> argparse.ArgumentParser:
     how.add_argument("--stage-limit-s", type=float, default=300.0, metavar="S", help="longest stage (300)")
     how.add_argument("--sandbox-dir", metavar="DIR", help="where the sandbox lies (default: the user's cache folder)")
     how.add_argument("--keep", action="store_true", help="keep the sandbox, and say how to enter it")
+    cure = made.add_argument_group("what is done about a failure")
+    cure.add_argument(
+        "--prove-fix", action="store_true", help="try the fix in a second sandbox; write the file that works"
+    )
+    cure.add_argument(
+        "--fixed", default="requirements.fixed.txt", metavar="FILE", help="default: requirements.fixed.txt"
+    )
+    cure.add_argument("--max-tries", type=int, default=8, metavar="N", help="sandboxes to try at most (8)")
+    cure.add_argument("--time-limit-s", type=float, default=900.0, metavar="S", help="for all tries together (900)")
     return made
 
 
@@ -245,11 +255,77 @@ def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
     name = os.path.basename(found.path)
     if any(finding.code == "hash-mode" for finding in findings):
         observed["hash_mode_offenders"] = [item.shown() for item, _ in hash_mode_offenders(found)]
-        if not (outcome.get("resolve") or {}).get("ok"):
-            return Section("env_sandbox", observed, tuple(findings))
-    findings += run_checks([check_resolution, check_installation], outcome, name)
-    findings += run_checks([check_stages], outcome)
+    if not any(finding.code == "hash-mode" for finding in findings) or (outcome.get("resolve") or {}).get("ok"):
+        findings += run_checks([check_resolution, check_installation], outcome, name)
+        findings += run_checks([check_stages], outcome)
+    if args.prove_fix and not loads(outcome):
+        observed["proof"], proven = prove_fix(machine, args, chosen, found, outcome)
+        findings = with_proof(findings, proven, observed["proof"])
     return Section("env_sandbox", observed, tuple(findings))
+
+
+def prove_fix(
+    machine: Machine, args: argparse.Namespace, chosen: Interpreter, found: Requirements, outcome: Mapping[str, Any]
+) -> tuple[dict[str, Any], Finding]:
+    """Try changes until the stack loads, write the file that works, and say what was tried."""
+    if machine.replayed:
+        proof = machine.see("proof of a fix", lambda: None) or {"proven": False, "tries": [], "said": "not recorded"}
+    else:
+        tries = prove(
+            machine,
+            make_request(machine, args, chosen, found),
+            outcome,
+            max_tries=args.max_tries,
+            time_limit_s=args.time_limit_s,
+        )
+        last = tries[-1] if tries else None
+        proof = {"proven": bool(last and last.proven), "tries": [one.as_json() for one in tries], "changes": None}
+        if last and last.proven:
+            proof["changes"] = last.changes
+            proof["versions"] = {name: last.versions[name] for name in last.changes if name in last.versions}
+            proof["fixed_requirements"] = fixed_requirements(found, last)
+            try:
+                Path(args.fixed).write_text(proof["fixed_requirements"], encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"--fixed {args.fixed}: cannot be written ({error.strerror})") from error
+            pins = ", ".join(f"{name}=={version.split('+')[0]}" for name, version in proof["versions"].items())
+            gone = ", ".join(
+                f"without {name}" for name, spec in last.changes.items() if spec is None and name != HASHES
+            )
+            bare = "without hashes" if HASHES in last.changes else ""
+            proof["short"] = ", ".join(part for part in (pins, gone, bare) if part)
+            proof["fixed"] = os.path.basename(args.fixed)
+            proof["said"] = (
+                f"Proven here: {proof['short']}. Everything installs and every stage passes "
+                f"({last.seconds:.0f} s, try {len(tries)}). {os.path.basename(args.fixed)} holds the file that works."
+            )
+        else:
+            said = "; ".join(f"{shown(one.changes)}: {one.failing_stage or 'fails'}" for one in tries)
+            proof["said"] = (
+                f"No change was found that works. Tried: {said or 'nothing, because no change is known to help'}."
+            )
+        machine.see("proof of a fix", lambda: proof)
+    if proof["proven"]:
+        return proof, Finding("fix-proven", Level.OK, proof["said"], source="measured in a second sandbox")
+    return proof, Finding(
+        "fix-not-found",
+        Level.UNKNOWN,
+        proof["said"],
+        "The tries are bounded in number and time; more may find one.",
+        (f"run again with `--max-tries {2 * args.max_tries} --time-limit-s {2 * args.time_limit_s:.0f}`",),
+        "measured in further sandboxes",
+    )
+
+
+def with_proof(findings: Sequence[Finding], proven: Finding, proof: Mapping[str, Any]) -> list[Finding]:
+    """The findings with the proven fix first among the fixes of the first failure."""
+    result = list(findings)
+    at = next((index for index, one in enumerate(result) if one.level in (Level.FAIL, Level.UNKNOWN)), None)
+    if proven.code == "fix-proven" and at is not None:
+        one = result[at]
+        fixes = (f"proven here: {proof['short']} (`pip install -r {proof['fixed']}`)", *one.fix)
+        result[at] = Finding(one.code, one.level, one.what, one.why, fixes[:3], one.source)
+    return [*result, proven]
 
 
 def read_wanted(machine: Machine, args: argparse.Namespace, about: Mapping[str, Any]) -> Requirements:
@@ -348,7 +424,7 @@ def _observed(outcome: Mapping[str, Any]) -> dict[str, Any]:
             "forced": resolve.get("forced"),
         },
         "install": [
-            {key: step[key] for key in ("requirement", "seconds", "size_bytes", "ok", "from_source") if key in step}
+            {key: step.get(key) for key in ("requirement", "seconds", "size_bytes", "ok", "from_source", "brought")}
             for step in outcome.get("install") or []
         ],
         "pip_check": outcome.get("pip_check"),

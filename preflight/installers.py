@@ -208,12 +208,12 @@ class Environment:
 
     # --- options ---
 
-    def _sources(self) -> list[str]:
+    def _sources(self, tool: str) -> list[str]:
         """Where packages come from, as options. pip reads its own configuration; uv must be handed it."""
         options: list[str] = []
         if self.wheelhouse:
             options += ["--find-links", self.wheelhouse]
-        if self.installer.name == "pip":
+        if tool == "pip":
             return options + (["--no-index"] if self.offline else [])
         given = self.settings
         if self.offline:
@@ -236,8 +236,8 @@ class Environment:
         # pip takes the best version of all indexes; uv's default would stop at the first index that knows the name.
         return [*options, "--index-strategy", "unsafe-best-match"]
 
-    def _constraints(self, more: Sequence[str] = ()) -> list[str]:
-        files = [*(self.settings.constraints if self.installer.name == "uv" else ()), *more]
+    def _constraints(self, tool: str, more: Sequence[str] = ()) -> list[str]:
+        files = [*(self.settings.constraints if tool == "uv" else ()), *more]
         return [word for name in files for word in ("-c", name)]
 
     # --- looking before leaping ---
@@ -250,13 +250,14 @@ class Environment:
             lock.unlink(missing_ok=True)
             command = [self.installer.path, "pip", "compile", "-q", "--python", self.python, requirements]
             command += ["--format", "pylock.toml", "-o", str(lock), "--no-header"]
-            ended = self._run([*command, *self._sources(), *self._constraints(constraints)])
+            ended = self._run([*command, *self._sources("uv"), *self._constraints("uv", constraints)])
             packages = parse_pylock(lock.read_text(encoding="utf-8")) if ended.exit_code == 0 and lock.exists() else []
         else:
             report = self.folder / "tmp" / "report.json"
             report.unlink(missing_ok=True)
             command = [*self._pip(), "install", "--dry-run", "--ignore-installed", "--report", str(report)]
-            ended = self._run([*command, "-r", requirements, *self._sources(), *self._constraints(constraints)])
+            command += ["-r", requirements, *self._sources("pip"), *self._constraints("pip", constraints)]
+            ended = self._run(command)
             packages = parse_pip_report(report.read_text(encoding="utf-8")) if report.exists() else []
         text = f"{ended.errors}\n{ended.text}".strip()
         ok = ended.exit_code == 0 and not ended.trouble
@@ -286,7 +287,8 @@ class Environment:
         else:
             # Compiling all of torch costs 25 s and the stages need a tenth of it: measured, 11 to 14 s instead of 40.
             command = [*self._pip(), "install", "--no-compile"]
-        command += [*wanted, *self._sources(), *self._constraints(constraints)]
+        tool = self.installer.name
+        command += [*wanted, *self._sources(tool), *self._constraints(tool, constraints)]
         if not dependencies:
             command.append("--no-deps")
         ended = self._run(command, timeout_s)

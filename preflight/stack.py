@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class Request:
     keep: bool = False
     extra_constraints: tuple[str, ...] = ()
     change: Callable[[str, str], str | None] | None = None
-    more_imports: tuple[str, ...] = field(default=())
+    added: tuple[str, ...] = ()
 
 
 def try_stack(machine: Machine, request: Request) -> dict[str, Any]:
@@ -110,7 +110,8 @@ def try_stack(machine: Machine, request: Request) -> dict[str, Any]:
             "failing_stage": None,
         }
         flat = place.folder / "tmp" / "requirements.txt"
-        flat.write_text(flat_requirements(request.requirements, request.change), encoding="utf-8")
+        lines = flat_requirements(request.requirements, request.change) + "".join(f"{line}\n" for line in request.added)
+        flat.write_text(lines, encoding="utf-8")
         fixed = place.folder / "tmp" / "constraints.txt"
         fixed.write_text(
             flat_constraints(request.requirements) + "".join(f"{line}\n" for line in request.extra_constraints),
@@ -125,6 +126,7 @@ def try_stack(machine: Machine, request: Request) -> dict[str, Any]:
             outcome["pip_check"] = "passes" if checked.exit_code == 0 else _short(checked.text + checked.errors, 2000)
             work = place.folder / "work"
             run_stages(machine, environment.python, request, place.environment, str(work), outcome)
+            _add_sizes(outcome)
             if shared:
                 bytecode.keep(place.folder / "env")
     outcome["seconds"] = round(time.monotonic() - began, 2)
@@ -271,6 +273,7 @@ def _install(
     building = len(groups)
     ready = [line for line in lines if line not in sources]
     groups += [[line] for line in ready[:12]] + ([ready[12:]] if len(ready) > 12 else [])
+    before: set[str] = set()
     for index, group in enumerate(groups):
         say(f"installing {', '.join(group)[:100]} (up to {environment.timeout_s:.0f} s)")
         one = environment.folder / "tmp" / "one.txt"
@@ -288,7 +291,9 @@ def _install(
             "seconds": done.seconds,
             "ok": done.ok,
             "from_source": built,
+            "brought": sorted(_installed_names(environment) - before),
         }
+        before = before | set(entry["brought"])
         outcome["install"].append(entry)
         if not done.ok:
             entry.update(trouble_of(done.text, done.trouble))
@@ -307,6 +312,21 @@ def _install(
             outcome["install"][-1].update(trouble_of(done.text, done.trouble))
             return False
     return True
+
+
+def _installed_names(environment: Environment) -> set[str]:
+    """The distributions in the virtualenv, by their normal names."""
+    folders = [*environment.folder.glob("env/lib/*/site-packages/*.dist-info")]
+    folders += environment.folder.glob("env/Lib/site-packages/*.dist-info")
+    return {normal_name(folder.name.split("-")[0]) for folder in folders}
+
+
+def _add_sizes(outcome: dict[str, Any]) -> None:
+    """How much disk each requirement took, with what it brought along."""
+    sizes = {normal_name(package["name"]): package.get("size_bytes") for package in outcome.get("packages") or []}
+    for step in outcome["install"]:
+        known = [sizes.get(name) for name in step.get("brought", [])]
+        step["size_bytes"] = sum(size for size in known if size is not None)
 
 
 def _is_option(line: str) -> bool:
@@ -423,7 +443,6 @@ def _run_imports(
 def other_imports(request: Request, packages: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """[distribution, module] of everything asked for by name that no stage covers."""
     asked = {normal_name(item.name) for item in request.requirements.active if item.name}
-    asked |= {normal_name(name) for name in request.more_imports}
     found = []
     for package in packages:
         name = normal_name(str(package["name"]))
