@@ -9,6 +9,8 @@ import pytest
 # Without .pyc files every import of peft in a child costs twice as long.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Threads that spin while they wait make every torch test several times slower on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
