@@ -18,77 +18,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from preflight import facts
+from preflight import facts, gguf_runtime
+from preflight.abi import check_abi, stack_of
 from preflight.console import UsageError, parser, run_main, run_stage
-from preflight.cures import HASHES, fixed_requirements, loads, prove, shown
-from preflight.diagnosis import check_installation, check_resolution, check_stages, failures
+from preflight.cures import loads, proof_finding, proof_of, prove, with_proof
+from preflight.diagnosis import check_installation, check_resolution, check_stages, observed_of
 from preflight.findings import Finding, Level, Section, quote, run_checks, say
-from preflight.installers import find_installer, read_pip_settings
-from preflight.machine import Interpreter, Machine, choose_python
+from preflight.installers import PipSettings, find_installer, read_pip_settings
+from preflight.interpreter import accepted_tags, python_tag, read_driver, read_place, read_python, read_vendor
+from preflight.machine import Interpreter, Machine, choose_python, has_modules
 from preflight.requirements import (
     Requirements,
     hash_mode_offenders,
-    packaging,
     read_requirements,
     tested_set,
     unusable_here,
 )
 from preflight.sandbox import sweep
 from preflight.stack import Request, current_variables, run_stages, try_stack
-
-# --- looking -------------------------------------------------------------------------------------------------------
-
-# Run in the interpreter under test: what markers and wheel tags are compared with.
-_ABOUT = """
-import json, os, platform, sys, sysconfig
-v = sys.implementation.version
-print(json.dumps({
- "markers": {
-  "implementation_name": sys.implementation.name,
-  "implementation_version": "%d.%d.%d" % v[:3],
-  "os_name": os.name, "platform_machine": platform.machine(), "platform_release": platform.release(),
-  "platform_system": platform.system(), "platform_version": platform.version(),
-  "python_full_version": platform.python_version(),
-  "platform_python_implementation": platform.python_implementation(),
-  "python_version": ".".join(platform.python_version_tuple()[:2]), "sys_platform": sys.platform},
- "libc": list(platform.libc_ver()), "mac": platform.mac_ver()[0], "prefix": sys.prefix, "base_prefix": sys.base_prefix,
- "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")), "bits": 64 if sys.maxsize > 2**32 else 32,
- "externally_managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))}))
-"""
-
-
-def read_python(machine: Machine, chosen: Interpreter) -> dict[str, Any]:
-    """What the interpreter under test is: markers, libc, tags. Raises UsageError when it cannot run at all."""
-    answer = machine.run([chosen.path, "-c", _ABOUT], timeout_s=30)
-    found = answer.lines_of_json()
-    if not found:
-        if machine.replayed:
-            return {}
-        raise UsageError(f"--python {chosen.path}: does not run ({quote(answer.errors or answer.trouble, 200)})")
-    return found[0]
-
-
-def accepted_tags(about: Mapping[str, Any]) -> frozenset[str] | None:
-    """The wheel tags that the interpreter accepts, or None when they cannot be told from here."""
-    markers = about.get("markers") or {}
-    if markers.get("implementation_name") != "cpython" or markers.get("sys_platform") != sys.platform:
-        return None
-    tags = packaging("tags")
-    version = tuple(int(part) for part in str(markers["python_version"]).split("."))
-    flavour = f"cp{version[0]}{version[1]}{'t' if about.get('free_threaded') else ''}"
-    platforms = list(tags.platform_tags())
-    made = {str(tag) for tag in tags.cpython_tags(version, abis=[flavour], platforms=platforms)}
-    made |= {str(tag) for tag in tags.compatible_tags(version, interpreter=flavour.rstrip("t"), platforms=platforms)}
-    return frozenset(made)
-
-
-def has_gpu(machine: Machine) -> bool:
-    """Whether an accelerator seems to be here (quick: device files, nvidia-smi -L)."""
-    if machine.list("/dev/nvidia[0-9]*") or machine.list("/dev/kfd") or machine.list("/dev/davinci[0-9]*"):
-        return True
-    answer = machine.run(["nvidia-smi", "-L"], timeout_s=15)
-    return answer.ok and "GPU 0" in answer.text
-
+from preflight.tdr import check_timeouts, read_timeouts, write_pair
+from preflight.wheelhouse import collect
 
 # --- judging -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +128,12 @@ def make_parser() -> argparse.ArgumentParser:
     """The flags of this script."""
     made = parser(__doc__, "python env_sandbox.py --requirements requirements.txt --mode full --prove-fix")
     what = made.add_argument_group("what is tried")
-    what.add_argument("--mode", choices=("quick", "full"), default="full", help="quick: torch only (default: full)")
+    what.add_argument(
+        "--mode",
+        choices=("quick", "full", "gguf"),
+        default="full",
+        help="quick: torch only; full: a tiny training step too; gguf: llama.cpp's binding (default: full)",
+    )
     what.add_argument(
         "--requirements", metavar="FILE", help="the stack to try (default: the set tested with this program)"
     )
@@ -190,6 +144,14 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--model", metavar="DIR", help="load this model's config.json, shrunk to two layers")
     what.add_argument("--check", metavar="FILE", help="a script of yours to run in the sandbox as the last stage")
     what.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run, in the sandbox")
+    what.add_argument(
+        "--gguf", metavar="FILE", help="with --mode gguf: the file to load (default: a tiny one made for it)"
+    )
+    what.add_argument(
+        "--disable-tcc",
+        action="store_true",
+        help="the Windows GPU timeout (TDR): show it, write .reg files that raise and restore it, apply nothing",
+    )
     how = made.add_argument_group("how it is installed")
     how.add_argument("--installer", choices=("auto", "uv", "pip"), default="auto", help="default: uv when it is here")
     how.add_argument("--wheelhouse", metavar="DIR", help="a folder of wheels to install from")
@@ -200,6 +162,10 @@ def make_parser() -> argparse.ArgumentParser:
     how.add_argument("--stage-limit-s", type=float, default=300.0, metavar="S", help="longest stage (300)")
     how.add_argument("--sandbox-dir", metavar="DIR", help="where the sandbox lies (default: the user's cache folder)")
     how.add_argument("--keep", action="store_true", help="keep the sandbox, and say how to enter it")
+    gather = made.add_argument_group("for a machine without a network")
+    gather.add_argument("--collect", metavar="DIR", help="gather the wheels, dependencies included, and stop")
+    gather.add_argument("--for-python", metavar="VERSION", help="that machine's Python, like 3.11 (default: as here)")
+    gather.add_argument("--for-platform", metavar="TAG", help="like manylinux_2_28_x86_64 (default: as here)")
     cure = made.add_argument_group("what is done about a failure")
     cure.add_argument(
         "--prove-fix", action="store_true", help="try the fix in a second sandbox; write the file that works"
@@ -214,121 +180,114 @@ def make_parser() -> argparse.ArgumentParser:
 
 def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
     """Try the stack and judge what happened."""
+    if args.disable_tcc:
+        return judge_timeouts(machine, args)
     if not machine.replayed:
         removed = sweep(args.sandbox_dir)
         if removed:
             say(f"removed {removed} sandbox(es) that an earlier run left behind")
-    chosen = choose_python(machine, args.python)
+    needs = ("llama_cpp",) if args.mode == "gguf" and not args.requirements else ("torch",) if args.current else ()
+    chosen = choose_python(machine, args.python, needs)
     about = read_python(machine, chosen)
-    observed: dict[str, Any] = {
-        **dict.fromkeys(("requirements", "installer", "resolve", "install", "stages", "failing_stage")),
-        **dict.fromkeys(("exception", "message", "root_cause", "proof")),
+    observed = observed_first(args, chosen, about)
+    if args.mode == "gguf":
+        return judge_gguf(machine, args, chosen, about, observed)
+    if args.collect:
+        request = make_request(machine, args, chosen, read_wanted(args, about))
+        observed["collected"], findings = collect(request, args.collect, args.for_python, args.for_platform)
+        return Section("env_sandbox", observed, tuple(findings))
+    before: list[Finding] = []
+    if args.current or preinstalled(machine, args, chosen, observed):
+        outcome = load_current(machine, args, chosen)
+        before = judge_stack(machine, outcome, about)
+        if args.current or (not args.requirements and loads_all(outcome)):
+            observed.update(observed_of(outcome))
+            return Section("env_sandbox", observed, tuple(before))
+        observed["preinstalled"] = observed_of(outcome)
+    section = judge_requirements(machine, args, chosen, about, observed)
+    return Section("env_sandbox", section.observed, (*before, *section.findings))
+
+
+def observed_first(args: argparse.Namespace, chosen: Interpreter, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known before anything is tried; every key that the report reads is there."""
+    markers = about.get("markers") or {}
+    return {
+        **dict.fromkeys(("requirements", "installer", "resolve", "install", "stages", "failing_stage", "exception")),
+        **dict.fromkeys(("message", "root_cause", "proof", "place", "preinstalled", "gguf", "collected")),
         "mode": args.mode,
         "python": {
             "path": chosen.path,
             "chosen_because": chosen.why,
-            "version": (about.get("markers") or {}).get("python_full_version"),
-            "system": " ".join(
-                str((about.get("markers") or {}).get(k)) for k in ("platform_system", "platform_machine")
-            ),
+            "version": markers.get("python_full_version"),
+            "system": f"{markers.get('platform_system')} {markers.get('platform_machine')}" if markers else None,
             "libc": " ".join(about.get("libc") or []) or None,
         },
     }
-    if args.current:
-        outcome = judge_current(machine, args, chosen)
-        observed.update(_observed(outcome))
-        return Section("env_sandbox", observed, run_checks([check_stages], outcome))
-    found = read_wanted(machine, args, about)
+
+
+def judge_requirements(
+    machine: Machine, args: argparse.Namespace, chosen: Interpreter, about: Mapping[str, Any], observed: dict[str, Any]
+) -> Section:
+    """Read, resolve, install and load the requirements; with --prove-fix also try what would cure a failure."""
+    found = read_wanted(args, about)
+    name = os.path.basename(found.path)
     observed["requirements"] = found.as_json()
-    tags = accepted_tags(about) if about else None
-    python_tag = "cp" + str((about.get("markers") or {}).get("python_version", "")).replace(".", "")
-    findings = list(
-        run_checks(
-            [lambda: check_lines(found), lambda: check_hashes(found), lambda: check_local(found, tags, python_tag)]
-        )
-    )
+    findings = list(check_lines(found))
+    findings += run_checks([check_hashes], found)
+    findings += run_checks([check_local], found, accepted_tags(about) if about else None, python_tag(about))
     if any(finding.code in ("requirement-line-refused", "needs-attention") for finding in findings):
         observed["failing_stage"] = "static parse"
         return Section("env_sandbox", observed, tuple(findings))
-    outcome = _outcome(machine, args, chosen, found)
-    observed.update(_observed(outcome))
-    name = os.path.basename(found.path)
-    if any(finding.code == "hash-mode" for finding in findings):
-        observed["hash_mode_offenders"] = [item.shown() for item, _ in hash_mode_offenders(found)]
-    if not any(finding.code == "hash-mode" for finding in findings) or (outcome.get("resolve") or {}).get("ok"):
+    outcome = machine.see("stack trial", lambda: None) if machine.replayed else None
+    if not machine.replayed:
+        outcome = try_stack(machine, make_request(machine, args, chosen, found))
+        machine.see("stack trial", lambda: outcome)
+    outcome = outcome or {}
+    observed.update(observed_of(outcome))
+    refused = any(finding.code == "hash-mode" for finding in findings)
+    if refused:
+        observed["offending"] = [item.shown() for item, _ in hash_mode_offenders(found)]
+    if not refused or (outcome.get("resolve") or {}).get("ok"):
         findings += run_checks([check_resolution, check_installation], outcome, name)
-        findings += run_checks([check_stages], outcome)
-    if args.prove_fix and not loads(outcome):
-        observed["proof"], proven = prove_fix(machine, args, chosen, found, outcome)
-        findings = with_proof(findings, proven, observed["proof"])
+        findings += judge_stack(machine, outcome, about)
+    if args.prove_fix and outcome and not loads(outcome):
+        if machine.replayed:
+            proof = machine.see("proof of a fix", lambda: None) or {"proven": False, "said": "No proof was recorded."}
+            finding = proof_finding(proof, args.max_tries, args.time_limit_s)
+        else:
+            request = make_request(machine, args, chosen, found)
+            tries = prove(machine, request, outcome, max_tries=args.max_tries, time_limit_s=args.time_limit_s)
+            proof, finding = proof_of(tries, found, args.fixed, args.max_tries, args.time_limit_s)
+            machine.see("proof of a fix", lambda: proof)
+        observed["proof"] = proof
+        findings = with_proof(findings, finding, proof)
+    if observed.get("kept"):
+        findings.append(check_kept(str(observed["kept"])))
     return Section("env_sandbox", observed, tuple(findings))
 
 
-def prove_fix(
-    machine: Machine, args: argparse.Namespace, chosen: Interpreter, found: Requirements, outcome: Mapping[str, Any]
-) -> tuple[dict[str, Any], Finding]:
-    """Try changes until the stack loads, write the file that works, and say what was tried."""
-    if machine.replayed:
-        proof = machine.see("proof of a fix", lambda: None) or {"proven": False, "tries": [], "said": "not recorded"}
-    else:
-        tries = prove(
-            machine,
-            make_request(machine, args, chosen, found),
-            outcome,
-            max_tries=args.max_tries,
-            time_limit_s=args.time_limit_s,
-        )
-        last = tries[-1] if tries else None
-        proof = {"proven": bool(last and last.proven), "tries": [one.as_json() for one in tries], "changes": None}
-        if last and last.proven:
-            proof["changes"] = last.changes
-            proof["versions"] = {name: last.versions[name] for name in last.changes if name in last.versions}
-            proof["fixed_requirements"] = fixed_requirements(found, last)
-            try:
-                Path(args.fixed).write_text(proof["fixed_requirements"], encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"--fixed {args.fixed}: cannot be written ({error.strerror})") from error
-            pins = ", ".join(f"{name}=={version.split('+')[0]}" for name, version in proof["versions"].items())
-            gone = ", ".join(
-                f"without {name}" for name, spec in last.changes.items() if spec is None and name != HASHES
-            )
-            bare = "without hashes" if HASHES in last.changes else ""
-            proof["short"] = ", ".join(part for part in (pins, gone, bare) if part)
-            proof["fixed"] = os.path.basename(args.fixed)
-            proof["said"] = (
-                f"Proven here: {proof['short']}. Everything installs and every stage passes "
-                f"({last.seconds:.0f} s, try {len(tries)}). {os.path.basename(args.fixed)} holds the file that works."
-            )
-        else:
-            said = "; ".join(f"{shown(one.changes)}: {one.failing_stage or 'fails'}" for one in tries)
-            proof["said"] = (
-                f"No change was found that works. Tried: {said or 'nothing, because no change is known to help'}."
-            )
-        machine.see("proof of a fix", lambda: proof)
-    if proof["proven"]:
-        return proof, Finding("fix-proven", Level.OK, proof["said"], source="measured in a second sandbox")
-    return proof, Finding(
-        "fix-not-found",
-        Level.UNKNOWN,
-        proof["said"],
-        "The tries are bounded in number and time; more may find one.",
-        (f"run again with `--max-tries {2 * args.max_tries} --time-limit-s {2 * args.time_limit_s:.0f}`",),
-        "measured in further sandboxes",
+def judge_stack(machine: Machine, outcome: Mapping[str, Any], about: Mapping[str, Any]) -> list[Finding]:
+    """What was loaded, and whether its compiled parts fit each other."""
+    if not outcome.get("packages") and not (outcome.get("resolve") or {}).get("packages"):
+        return list(run_checks([check_stages], outcome))
+    python = {**(outcome.get("python") or {}), "system": (about.get("markers") or {}).get("platform_system")}
+    stack = stack_of(outcome, python, accepted_tags(about) if about else None, read_driver(machine))
+    return list(run_checks([check_stages], outcome)) + list(run_checks([check_abi], stack))
+
+
+def check_kept(folder: str) -> Finding:
+    """How to enter the sandbox that was kept."""
+    enter = f"{folder}\\env\\Scripts\\activate" if os.name == "nt" else f". {folder}/env/bin/activate"
+    return Finding(
+        "sandbox-kept",
+        Level.OK,
+        f"The sandbox was kept. Enter it with `{enter}`.",
+        f"It is not swept; remove {folder} yourself.",
+        source="--keep",
     )
 
 
-def with_proof(findings: Sequence[Finding], proven: Finding, proof: Mapping[str, Any]) -> list[Finding]:
-    """The findings with the proven fix first among the fixes of the first failure."""
-    result = list(findings)
-    at = next((index for index, one in enumerate(result) if one.level in (Level.FAIL, Level.UNKNOWN)), None)
-    if proven.code == "fix-proven" and at is not None:
-        one = result[at]
-        fixes = (f"proven here: {proof['short']} (`pip install -r {proof['fixed']}`)", *one.fix)
-        result[at] = Finding(one.code, one.level, one.what, one.why, fixes[:3], one.source)
-    return [*result, proven]
-
-
-def read_wanted(machine: Machine, args: argparse.Namespace, about: Mapping[str, Any]) -> Requirements:
+def read_wanted(args: argparse.Namespace, about: Mapping[str, Any]) -> Requirements:
     """The requirements to try: the given file's, or the tested set."""
     markers = about.get("markers")
     if args.requirements:
@@ -336,18 +295,8 @@ def read_wanted(machine: Machine, args: argparse.Namespace, about: Mapping[str, 
     return tested_set(facts.shipped("constraints.txt"), markers)
 
 
-def _outcome(machine: Machine, args: argparse.Namespace, chosen: Interpreter, found: Requirements) -> dict[str, Any]:
-    if machine.replayed:
-        return machine.see("stack trial", lambda: None) or {}
-    request = make_request(machine, args, chosen, found)
-    outcome = try_stack(machine, request)
-    machine.see("stack trial", lambda: outcome)
-    return outcome
-
-
 def make_request(machine: Machine, args: argparse.Namespace, chosen: Interpreter, found: Requirements) -> Request:
     """The trial that the flags ask for. Raises UsageError for files and folders that are not there."""
-    config = model_config(args.model)
     if args.check and not Path(args.check).is_file():
         raise UsageError(f"--check {args.check}: no such file")
     if args.wheelhouse and not Path(args.wheelhouse).is_dir():
@@ -358,10 +307,10 @@ def make_request(machine: Machine, args: argparse.Namespace, chosen: Interpreter
         find_installer(args.installer),
         read_pip_settings(machine, chosen.path),
         mode=args.mode,
-        config=config,
+        config=model_config(args.model),
         check=args.check,
         trust_remote_code=args.trust_remote_code,
-        has_gpu=has_gpu(machine),
+        has_gpu=read_vendor(machine) in ("nvidia", "amd"),
         allow_cuda=args.allow_cuda,
         offline=args.offline,
         wheelhouse=os.path.abspath(args.wheelhouse) if args.wheelhouse else None,
@@ -370,6 +319,7 @@ def make_request(machine: Machine, args: argparse.Namespace, chosen: Interpreter
         stage_limit_s=args.stage_limit_s,
         sandbox_dir=args.sandbox_dir,
         keep=args.keep,
+        gguf=args.gguf,
     )
 
 
@@ -384,15 +334,30 @@ def model_config(model: str | None) -> str | None:
     return str(folder.resolve())
 
 
-def judge_current(machine: Machine, args: argparse.Namespace, chosen: Interpreter) -> dict[str, Any]:
+# --- other ways to run ---------------------------------------------------------------------------------------------
+
+
+def preinstalled(machine: Machine, args: argparse.Namespace, chosen: Interpreter, observed: dict[str, Any]) -> bool:
+    """Whether this is a place whose own stack should be tried first (Colab, Kaggle, a container), and it has torch."""
+    observed["place"] = read_place(machine)
+    if observed["place"] is None or chosen.ours or machine.replayed:
+        return False
+    return has_modules(machine, chosen.path, ("torch", "transformers"))
+
+
+def load_current(machine: Machine, args: argparse.Namespace, chosen: Interpreter) -> dict[str, Any]:
     """The stages, loaded by the interpreter as it is. Nothing of its environment is written."""
     outcome: dict[str, Any] = {"stages": [], "failing_stage": None, "packages": []}
-    nothing = Requirements("the interpreter's own packages")
+    wanted = (
+        read_requirements(args.requirements)
+        if args.requirements and args.current
+        else Requirements("what is installed")
+    )
     request = Request(
-        nothing,
+        wanted,
         chosen.path,
         find_installer("pip"),
-        read_pip_settings(machine, chosen.path),
+        PipSettings(),
         mode=args.mode,
         config=model_config(args.model),
         check=args.check,
@@ -404,64 +369,50 @@ def judge_current(machine: Machine, args: argparse.Namespace, chosen: Interprete
     return outcome
 
 
-def _observed(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome as the report keeps it: what was seen, without whole logs."""
-    if not outcome:
-        return {}
-    resolve = outcome.get("resolve")
-    found = failures(outcome)
-    first = found[0].as_json() if found else {}
-    trouble = next((step for step in outcome.get("install") or [] if not step["ok"]), None) or resolve or {}
-    observed: dict[str, Any] = {
-        "installer": outcome.get("installer"),
-        "seconds": outcome.get("seconds"),
-        "kept": outcome.get("kept"),
-        "resolve": resolve
-        and {
-            **{key: resolve[key] for key in ("ok", "seconds", "download_bytes", "torch_swapped", "held_back")},
-            "code": resolve.get("code"),
-            "packages": {package["name"]: package["version"] for package in resolve["packages"]},
-            "forced": resolve.get("forced"),
-        },
-        "install": [
-            {key: step.get(key) for key in ("requirement", "seconds", "size_bytes", "ok", "from_source", "brought")}
-            for step in outcome.get("install") or []
-        ],
-        "pip_check": outcome.get("pip_check"),
-        "installed": {package["name"]: package["version"] for package in outcome.get("packages") or []},
-        "failing_stage": outcome.get("failing_stage"),
-        "exception": first.get("exception"),
-        "message": first.get("message") or (quote(trouble.get("text", ""), 1500) or None),
-        "root_cause": first.get("root_cause"),
-        "conflict": trouble.get("conflict"),
-        "missing_requirement": trouble.get("missing_requirement"),
-        "build": trouble.get("build"),
-        "failures": [failure.as_json() for failure in found],
-        "stages": [
-            {
-                "stage": stage["stage"],
-                "state": stage["state"],
-                "seconds": stage["seconds"],
-                "peak_rss_bytes": stage["peak_rss_bytes"],
-                "steps": [
-                    {
-                        "step": step["step"],
-                        "ok": step["ok"],
-                        "seconds": step["seconds"],
-                        "warnings": [f"{w['category']}: {quote(w['message'], 200)}" for w in step["warnings"]],
-                        "printed": quote(step["printed"], 600) or None,
-                        **({"facts": step["facts"]} if step["facts"] else {}),
-                    }
-                    for step in stage["steps"]
-                ],
-            }
-            for stage in outcome.get("stages") or []
-        ],
-    }
-    for name in ("missing_name", "missing_module", "provider", "consumer"):
-        if first.get(name):
-            observed[name] = first[name]
-    return observed
+def loads_all(outcome: Mapping[str, Any]) -> bool:
+    """Every stage that the installed packages allow passes."""
+    return bool(outcome["stages"]) and all(stage["state"] in ("ok", "absent") for stage in outcome["stages"])
+
+
+def judge_gguf(
+    machine: Machine, args: argparse.Namespace, chosen: Interpreter, about: Mapping[str, Any], observed: dict[str, Any]
+) -> Section:
+    """llama.cpp's binding: in the interpreter as it is, or in a sandbox when requirements are given."""
+    vendor = read_vendor(machine)
+    if args.gguf and not machine.replayed and not Path(args.gguf).is_file():
+        raise UsageError(f"--gguf {args.gguf}: no such file")
+    model = os.path.abspath(args.gguf) if args.gguf else None
+    findings: list[Finding] = []
+    if args.requirements:
+        found = read_wanted(args, about)
+        observed["requirements"] = found.as_json()
+        findings = list(check_lines(found))
+        if any(finding.level is Level.FAIL for finding in findings):
+            return Section("env_sandbox", observed, tuple(findings))
+        outcome = machine.see("stack trial", lambda: None) if machine.replayed else None
+        if not machine.replayed:
+            outcome = try_stack(machine, make_request(machine, args, chosen, found))
+            machine.see("stack trial", lambda: outcome)
+        observed.update(observed_of(outcome or {}))
+        findings += run_checks([check_resolution, check_installation], outcome or {}, os.path.basename(found.path))
+        loaded = (outcome or {}).get("gguf")
+    else:
+        with tempfile.TemporaryDirectory(prefix="preflight-gguf-") as home:
+            loaded = gguf_runtime.load(machine, chosen.path, home, model, current_variables(home), args.stage_limit_s)
+    if loaded is not None:
+        observed["gguf"] = {key: value for key, value in loaded.items() if key != "printed"}
+        findings += run_checks([gguf_runtime.check_gguf], loaded, vendor)
+    return Section("env_sandbox", observed, tuple(findings))
+
+
+def judge_timeouts(machine: Machine, args: argparse.Namespace) -> Section:
+    """--disable-tcc: the Windows GPU timeout, and a pair of .reg files beside the report. Changes nothing."""
+    found = read_timeouts(machine)
+    written: list[str] = []
+    if found["system"] == "Windows" and not machine.replayed:
+        written = write_pair(Path(args.report or ".").resolve().parent if args.report else Path(), found)
+    observed = {**observed_first(args, Interpreter("", "", True), {}), "gpu_timeout": found}
+    return Section("env_sandbox", observed, (check_timeouts(found, written),))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

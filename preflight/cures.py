@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from preflight import processes
+from preflight.console import UsageError
 from preflight.diagnosis import Failure, code_of, failures, numpy_ready, older_side
-from preflight.findings import say
+from preflight.findings import Finding, Level, say
 from preflight.machine import Machine
 from preflight.requirements import Requirement, Requirements, logical_lines, normal_name, packaging
 from preflight.stack import Request, try_stack
@@ -387,3 +388,73 @@ def _touches(path: str, found: Requirements, changes: Mapping[str, str | None]) 
         item.file == path and item.name and normal_name(item.name) in changes and item.active is not False
         for item in found.items
     )
+
+
+# --- what is said about it -----------------------------------------------------------------------------------------
+
+
+def proof_of(
+    tries: Sequence[Try], found: Requirements, fixed: str, max_tries: int, time_limit_s: float
+) -> tuple[dict[str, Any], Finding]:
+    """The proof as the report keeps it and as a finding; writes the file that works to `fixed`.
+
+    Raises UsageError when that file cannot be written.
+    """
+    last = tries[-1] if tries else None
+    proof: dict[str, Any] = {
+        "proven": bool(last and last.proven),
+        "tries": [one.as_json() for one in tries],
+        "changes": None,
+        "versions": None,
+        "fixed_requirements": None,
+        "fixed": None,
+    }
+    if last is None or not last.proven:
+        said = "; ".join(f"{shown(one.changes)}: {one.failing_stage or 'fails'}" for one in tries)
+        proof["said"] = (
+            f"No change was found that works. Tried: {said or 'nothing, because no change is known to help'}."
+        )
+    else:
+        text = fixed_requirements(found, last)
+        try:
+            Path(fixed).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--fixed {fixed}: cannot be written ({error.strerror})") from error
+        versions = {name: last.versions[name] for name in last.changes if name in last.versions}
+        words = [f"{name}=={public(version)}" for name, version in versions.items()]
+        words += [f"without {name}" for name, spec in last.changes.items() if spec is None and name != HASHES]
+        words += ["without hashes"] if HASHES in last.changes else []
+        name = os.path.basename(fixed)
+        proof.update(
+            changes=last.changes, versions=versions, fixed_requirements=text, fixed=name, short=", ".join(words)
+        )
+        proof["said"] = (
+            f"Proven here: {proof['short']}. Everything installs and every stage passes ({last.seconds:.0f} s, "
+            f"try {len(tries)}). {name} holds the file that works."
+        )
+    return proof, proof_finding(proof, max_tries, time_limit_s)
+
+
+def proof_finding(proof: Mapping[str, Any], max_tries: int, time_limit_s: float) -> Finding:
+    """The finding for a proof, or for tries that found none."""
+    if proof["proven"]:
+        return Finding("fix-proven", Level.OK, proof["said"], source="measured in another sandbox")
+    return Finding(
+        "fix-not-found",
+        Level.UNKNOWN,
+        proof["said"],
+        "The tries are bounded in number and time; more may find one.",
+        (f"run again with `--max-tries {2 * max_tries} --time-limit-s {2 * time_limit_s:.0f}`",),
+        "measured in further sandboxes",
+    )
+
+
+def with_proof(findings: Sequence[Finding], finding: Finding, proof: Mapping[str, Any]) -> list[Finding]:
+    """The findings with the proven fix first among the fixes of the first failure."""
+    result = list(findings)
+    at = next((index for index, one in enumerate(result) if one.level in (Level.FAIL, Level.UNKNOWN)), None)
+    if proof["proven"] and at is not None:
+        one = result[at]
+        fixes = (f"proven here: {proof['short']} (`pip install -r {proof['fixed']}`)", *one.fix)
+        result[at] = Finding(one.code, one.level, one.what, one.why, fixes[:3], one.source)
+    return [*result, finding]

@@ -759,3 +759,66 @@ def older_side(failure: Failure, outcome: Mapping[str, Any]) -> str | None:
     if not consumer or not provider or consumer == provider:
         return None
     return "consumer" if consumer < provider else "provider"
+
+
+# --- what the report keeps -----------------------------------------------------------------------------------------
+
+
+def observed_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """The outcome as the report keeps it: what was seen, without whole logs."""
+    if not outcome:
+        return {}
+    resolve = outcome.get("resolve")
+    found = failures(outcome)
+    first = found[0].as_json() if found else {}
+    trouble = next((step for step in outcome.get("install") or [] if not step["ok"]), None) or resolve or {}
+    observed: dict[str, Any] = {
+        "installer": outcome.get("installer"),
+        "seconds": outcome.get("seconds"),
+        "kept": outcome.get("kept"),
+        "resolve": resolve
+        and {
+            **{key: resolve[key] for key in ("ok", "seconds", "download_bytes", "torch_swapped", "held_back")},
+            "code": resolve.get("code"),
+            "packages": {package["name"]: package["version"] for package in resolve["packages"]},
+            "forced": resolve.get("forced"),
+        },
+        "install": [
+            {key: step.get(key) for key in ("requirement", "seconds", "size_bytes", "ok", "from_source", "brought")}
+            for step in outcome.get("install") or []
+        ],
+        "pip_check": outcome.get("pip_check"),
+        "installed": {package["name"]: package["version"] for package in outcome.get("packages") or []},
+        "failing_stage": outcome.get("failing_stage"),
+        "exception": first.get("exception"),
+        "message": first.get("message") or (quote(trouble.get("text", ""), 1500) or None),
+        "root_cause": first.get("root_cause"),
+        "conflict": trouble.get("conflict"),
+        "missing_requirement": trouble.get("missing_requirement"),
+        "build": trouble.get("build"),
+        "failures": [failure.as_json() for failure in found],
+        "stages": [
+            {
+                "stage": stage["stage"],
+                "state": stage["state"],
+                "seconds": stage["seconds"],
+                "peak_rss_bytes": stage["peak_rss_bytes"],
+                "steps": [
+                    {
+                        "step": step["step"],
+                        "ok": step["ok"],
+                        "seconds": step["seconds"],
+                        "warnings": [f"{w['category']}: {quote(w['message'], 200)}" for w in step["warnings"]],
+                        "printed": quote(step["printed"], 600) or None,
+                        **({"facts": step["facts"]} if step["facts"] else {}),
+                    }
+                    for step in stage["steps"]
+                ],
+            }
+            for stage in outcome.get("stages") or []
+        ],
+    }
+    for name in ("missing_name", "missing_module", "provider", "consumer"):
+        if first.get(name):
+            observed[name] = first[name]
+    return observed

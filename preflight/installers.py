@@ -242,14 +242,27 @@ class Environment:
 
     # --- looking before leaping ---
 
-    def resolve(self, requirements: str, constraints: Sequence[str] = (), hash_mode: bool = False) -> Resolution:
-        """What would be installed for the flat requirements file, without installing it."""
+    def resolve(
+        self,
+        requirements: str,
+        constraints: Sequence[str] = (),
+        hash_mode: bool = False,
+        *,
+        for_python: str | None = None,
+        for_platform: str | None = None,
+    ) -> Resolution:
+        """What would be installed for the flat requirements file, without installing it.
+
+        For another Python ("3.12") or system (uv's name for it) only uv can tell; pip answers for this one.
+        """
         began = time.monotonic()
         if self.installer.name == "uv" and not hash_mode:
             lock = self.folder / "tmp" / "pylock.toml"
             lock.unlink(missing_ok=True)
             command = [self.installer.path, "pip", "compile", "-q", "--python", self.python, requirements]
             command += ["--format", "pylock.toml", "-o", str(lock), "--no-header"]
+            command += ["--python-version", for_python] if for_python else []
+            command += ["--python-platform", for_platform] if for_platform else []
             ended = self._run([*command, *self._sources("uv"), *self._constraints("uv", constraints)])
             packages = parse_pylock(lock.read_text(encoding="utf-8")) if ended.exit_code == 0 and lock.exists() else []
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from preflight import bytecode
+from preflight import bytecode, gguf_runtime
 from preflight.findings import say
 from preflight.installers import (
     Environment,
@@ -79,6 +79,7 @@ class Request:
     extra_constraints: tuple[str, ...] = ()
     change: Callable[[str, str], str | None] | None = None
     added: tuple[str, ...] = ()
+    gguf: str | None = None
 
 
 def try_stack(machine: Machine, request: Request) -> dict[str, Any]:
@@ -125,7 +126,13 @@ def try_stack(machine: Machine, request: Request) -> dict[str, Any]:
             checked = environment.check()
             outcome["pip_check"] = "passes" if checked.exit_code == 0 else _short(checked.text + checked.errors, 2000)
             work = place.folder / "work"
-            run_stages(machine, environment.python, request, place.environment, str(work), outcome)
+            if request.mode == "gguf":
+                model = os.path.abspath(request.gguf) if request.gguf else None
+                outcome["gguf"] = gguf_runtime.load(
+                    machine, environment.python, str(work), model, place.environment, request.stage_limit_s
+                )
+            else:
+                run_stages(machine, environment.python, request, place.environment, str(work), outcome)
             _add_sizes(outcome)
             if shared:
                 bytecode.keep(place.folder / "env")
