@@ -439,7 +439,8 @@ def check_tokens(seen: dict[str, Any]) -> Iterator[Finding]:
             "packing",
             Level.OK,
             f"Packing to {packed['limit_tokens']} tokens: {packed['samples']} samples make {packed['sequences']} "
-            f"sequences ({packed['gain']:.2f}x fewer), {packed['filled']:.0%} filled instead of {packed['filled_unpacked']:.0%}.",
+            f"sequences ({packed['gain']:.2f}x fewer), {packed['filled']:.0%} filled instead of "
+            f"{packed['filled_unpacked']:.0%}.",
             'Best-fit-decreasing, as TRL\'s `packing_strategy="bfd"`; unpacked means padded to the limit.',
         )
     yield from _template_findings(tokens)

@@ -118,9 +118,11 @@ def find_conflicts(pieces: list[Piece], found: Duplicates) -> None:
 
 _WIDTH = 8  # bytes of a piece of text: one to two words of English, two to three Chinese characters
 _BINS, _BANDS = 32, 8
-_SAMPLE = 512  # pieces of a long text that are looked at in the search; all are compared afterwards
+_SAMPLE = 128  # pieces of a long text that are looked at in the search; all are compared afterwards
 _TABLE_BITS = 22
 _SHORT_ANSWER = 64
+_ROUNDS = 5
+_BLOCK_BYTES = 1 << 17
 
 
 class _Texts:
@@ -155,14 +157,6 @@ class _Texts:
             self._open = None
 
 
-class _Words:
-    """The words of one piece as arrays."""
-
-    def __init__(self, piece: Piece, numpy: Any) -> None:
-        self.lengths = numpy.fromiter((key[5] for key in piece.each_key()), dtype=numpy.int64)
-        self.data = piece.path("words").read_bytes()
-
-
 def _hashes(data: bytes, np: Any) -> Any:
     """A 32-bit hash of the 8 bytes that begin at each place of `data`."""
     count = len(data) - _WIDTH + 1
@@ -179,19 +173,53 @@ def _hashes(data: bytes, np: Any) -> Any:
     return (mixed >> np.uint64(32)).astype(np.uint32)
 
 
-def _sampled(words: _Words, np: Any) -> tuple[Any, Any]:
-    """(hash, record within the piece) of the looked-at pieces of text; none reaches over the end of a record."""
-    hashes = _hashes(words.data, np)
-    ends = np.cumsum(words.lengths)
-    usable = np.ones(len(hashes), dtype=bool)
+def write_samples(piece: Piece) -> None:
+    """Hash the looked-at pieces of a piece's words once and keep them: how many each record has, then the hashes.
+
+    None reaches over the end of a record. Nothing is written without numpy.
+    """
+    try:
+        import numpy as np
+    except ImportError:
+        return
+    lengths = np.fromiter((key[5] for key in piece.each_key()), dtype=np.int64)
+    ends = np.cumsum(lengths)
+    found, counts = [], []
+    with open(piece.path("words"), "rb") as words:
+        start, base = 0, 0
+        while start < len(lengths):
+            # Some hundred records at a time: arrays that fit the processor's cache are hashed three times faster.
+            stop = max(start + 1, int(np.searchsorted(ends, base + _BLOCK_BYTES)))
+            taken, count = _sample(words.read(int(ends[stop - 1]) - base), lengths[start:stop], np)
+            found.append(taken)
+            counts.append(count)
+            start, base = stop, int(ends[stop - 1])
+    with open(piece.path("samples"), "wb") as stream:
+        for arrays in (counts, found):
+            for array_ in arrays:
+                stream.write(array_.tobytes())
+
+
+def _sample(data: bytes, lengths: Any, np: Any) -> tuple[Any, Any]:
+    """(the looked-at hashes of some records' words, how many each record has)"""
+    hashes = _hashes(data, np)
+    # Of long texts those hashes whose low bits are zero: the same ones in every text that holds them.
+    shift = np.maximum(0, np.ceil(np.log2(np.maximum(lengths, 1) / _SAMPLE))).astype(np.uint32)
+    masks = (np.uint32(1) << shift) - np.uint32(1)
+    usable = (hashes & np.repeat(masks, lengths)[: len(hashes)]) == 0
+    ends = np.cumsum(lengths)
     for back in range(1, _WIDTH):
         places = ends - back
         usable[places[(places >= 0) & (places < len(usable))]] = False
-    shift = np.maximum(0, np.ceil(np.log2(np.maximum(words.lengths, 1) / _SAMPLE))).astype(np.uint32)
-    masks = ((np.uint64(1) << shift.astype(np.uint64)) - np.uint64(1)).astype(np.uint32)
-    record = np.repeat(np.arange(len(words.lengths), dtype=np.uint32), words.lengths)[: len(hashes)]
-    usable &= (hashes & masks[record]) == 0
-    return hashes[usable], record[usable]
+    where = np.nonzero(usable)[0]
+    counts = np.bincount(np.searchsorted(ends, where, side="right"), minlength=len(lengths)).astype(np.uint32)
+    return hashes[where], counts
+
+
+def _sampled(piece: Piece, records: int, np: Any) -> tuple[Any, Any]:
+    """(hash, record within the piece) that `write_samples` kept."""
+    data = np.fromfile(piece.path("samples"), dtype=np.uint32)
+    return data[records:], np.repeat(np.arange(records, dtype=np.int64), data[:records])
 
 
 def find_near(pieces: list[Piece], found: Duplicates, folder: Path, similarity: float) -> None:
@@ -204,33 +232,42 @@ def find_near(pieces: list[Piece], found: Duplicates, folder: Path, similarity: 
     count = len(found.lines)
     if count < 2:
         return
-    common = _common_table(pieces, count, np)
-    bands = _band_files(pieces, found, folder, common, np)
     texts = _Texts(pieces)
-    judge = _Judge(texts, common, similarity, np)
-    pairs = array("Q")
-    for path in bands:
-        pairs.extend(index << 32 | earlier for earlier, index in _candidates(path, count, np))
-    for pair in np.unique(np.frombuffer(pairs, dtype=np.uint64)).tolist() if pairs else ():
-        index, earlier = pair >> 32, pair & 0xFFFFFFFF
-        if found.state[index]:
-            continue
-        while found.state[earlier] and earlier in found.partner:
-            earlier = found.partner[earlier]
-        if found.state[earlier] == KEEP and earlier != index and judge.near(earlier, index):
-            found.partner[index] = earlier
-            found.mark(index, earlier, NEAR)
+    # What many records share depends on which records stay: repeated until nothing changes, so that a second run over
+    # the result finds nothing more.
+    for _ in range(_ROUNDS):
+        common = _common_table(pieces, found, np)
+        judge = _Judge(texts, common, similarity, np)
+        pairs = array("Q")
+        for path in _band_files(pieces, found, folder, common, np):
+            pairs.extend(index << 32 | earlier for earlier, index in _candidates(path, count, np))
+        before = found.counts["near"]
+        for pair in np.unique(np.frombuffer(pairs, dtype=np.uint64)).tolist() if pairs else ():
+            index, earlier = pair >> 32, pair & 0xFFFFFFFF
+            if found.state[index]:
+                continue
+            while found.state[earlier] and earlier in found.partner:
+                earlier = found.partner[earlier]
+            if found.state[earlier] == KEEP and earlier != index and judge.near(earlier, index):
+                found.partner[index] = earlier
+                found.mark(index, earlier, NEAR)
+        if found.counts["near"] == before:
+            break
     texts.close()
 
 
-def _common_table(pieces: list[Piece], count: int, np: Any) -> Any:
-    """For each slot of hashes: does it stand in so many records that it belongs to a template?"""
+def _common_table(pieces: list[Piece], found: Duplicates, np: Any) -> Any:
+    """For each slot of hashes: does it stand in so many of the kept records that it belongs to a template?"""
     counts = np.zeros(1 << _TABLE_BITS, dtype=np.uint32)
+    base = 0
     for piece in pieces:
-        words = _Words(piece, np)
-        hashes, _ = _sampled(words, np)
+        records = piece.records
+        hashes, record = _sampled(piece, records, np)
+        state = np.frombuffer(bytes(found.state[base : base + records]), dtype=np.uint8)
+        base += records
+        hashes = hashes[state[record] == KEEP]
         counts += np.bincount(hashes >> (32 - _TABLE_BITS), minlength=1 << _TABLE_BITS).astype(np.uint32)
-    return counts > max(5, int(0.02 * count))
+    return counts > max(5, int(0.02 * found.state.count(KEEP)))
 
 
 def _band_files(pieces: list[Piece], found: Duplicates, folder: Path, common: Any, np: Any) -> list[Path]:
@@ -241,13 +278,12 @@ def _band_files(pieces: list[Piece], found: Duplicates, folder: Path, common: An
     base = 0
     try:
         for piece in pieces:
-            words = _Words(piece, np)
-            records = len(words.lengths)
-            hashes, record = _sampled(words, np)
+            records = piece.records
+            hashes, record = _sampled(piece, records, np)
             rare = ~common[hashes >> (32 - _TABLE_BITS)]
             hashes, record = hashes[rare], record[rare]
             least = np.full(records * _BINS, 0xFFFFFFFF, dtype=np.uint32)
-            np.minimum.at(least, record.astype(np.int64) * _BINS + (hashes >> np.uint32(27)), hashes)
+            np.minimum.at(least, record * _BINS + (hashes >> np.uint32(27)), hashes)
             least = least.reshape(records, _BANDS, rows).astype(np.uint64)
             empty = (least == 0xFFFFFFFF).all(axis=2)
             key = np.zeros((records, _BANDS), dtype=np.uint64)

@@ -122,7 +122,15 @@ class Preparer:
         return [*found.messages, *(found.chosen or ()), *(found.rejected or ())]
 
     def _clean(self, found: Conversation, made: Prepared) -> None:
-        for message in self._all_messages(found):
+        messages = self._all_messages(found)
+        texts = [message.get("content") for message in messages]
+        # Most records are clean: one look at all of it, before looking at each turn.
+        if all(isinstance(text, str) and text and not text[-1].isspace() for text in texts):
+            together = " ".join(texts)  # type: ignore[arg-type]
+            if together.isascii() and together.replace("\n", " ").replace("\t", " ").isprintable():
+                made.weighted = any("weight" in message for message in messages if len(message) > 2)
+                return
+        for message in messages:
             content = message.get("content")
             if isinstance(content, str):
                 cleaned, changes = clean_text(content)

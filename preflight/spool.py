@@ -1,7 +1,7 @@
 """Records of a big file, prepared in pieces and kept on disk, so that memory does not grow with the file.
 
 A piece is some megabytes of input. Each is prepared on its own, in worker processes where the container allows it, and
-leaves four files: the lines to write, their keys, their words for comparison, and what was set aside.
+leaves its files: the lines to write, their keys, their words for comparison with samples, and what was set aside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from preflight.findings import quote
 from preflight.prepare import Prepared, Preparer, Recipe
 from preflight.records import BadRecord, Record, Records, read_records
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 EXAMPLES = 20  # places kept for each kind of trouble; all are counted
 
 # line (or record) number, identity, prompt, words, bytes of the line, bytes of the words, family, group
@@ -83,13 +83,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class Piece:
-    """The files of one piece: `NAME.lines`, `NAME.keys`, `NAME.words`, `NAME.aside`."""
+    """The files of one piece: `NAME.lines`, `NAME.keys`, `NAME.words`, `NAME.samples`, `NAME.aside`."""
 
     stem: str
 
     def path(self, kind: str) -> Path:
         """The file of one kind."""
         return Path(f"{self.stem}.{kind}")
+
+    @property
+    def records(self) -> int:
+        """How many records it holds."""
+        return self.path("keys").stat().st_size // KEYS.size
 
     def each_key(self) -> Iterator[tuple[int, bytes, bytes, bytes, int, int, int, bytes]]:
         """The keys of each line, in order."""
@@ -147,6 +152,10 @@ def prepare_piece(
                 )
             )
             words.write(made.near_text)
+    if recipe.near_texts:
+        from preflight.duplicates import write_samples
+
+        write_samples(piece)
     tally.notes = Counter(records.notes)
     tally.encoding = records.encoding
     return tally

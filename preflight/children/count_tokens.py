@@ -138,7 +138,8 @@ class Counter:
                 before = self.apply(messages[:index], tools, True)
                 after = text if index == len(messages) - 1 else self.apply(messages[: index + 1], tools, False)
                 if text.startswith(before) and text.startswith(after) and len(after) > len(before):
-                    spans.append((len(before), len(after)))
+                    # The line end behind the mark of the answer's end is written by the template, not the model.
+                    spans.append((len(before), max(len(before) + 1, len(after.rstrip("\n")))))
                 else:
                     self.not_prefix += 1  # the template writes earlier answers otherwise than the last one
                     content = message.get("content") or ""
