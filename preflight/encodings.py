@@ -17,8 +17,18 @@ def detect_encoding(head: bytes, complete: bool = True) -> str:
     ):
         if head.startswith(mark):
             return name
+    # JSON and CSV begin with ASCII letters, whose other bytes are NUL in the wide encodings (RFC 4627, section 3).
+    zeros_first = tuple(byte == 0 for byte in head[:4])
+    for pattern, name in (
+        ((False, True, True, True), "utf-32-le"),
+        ((True, True, True, False), "utf-32-be"),
+        ((False, True, False, True), "utf-16-le"),
+        ((True, False, True, False), "utf-16-be"),
+    ):
+        whole = head[: len(head) // 4 * 4 - 4] or head
+        if zeros_first == pattern and _decodes(whole, name):
+            return name
     sample = head[:4096]
-    # JSON and CSV begin with ASCII letters, whose other bytes are NUL in the wide encodings.
     if len(sample) >= 4 and sample.count(0) > len(sample) // 4:
         zeros = [sample[offset::4].count(0) * 4 / len(sample) for offset in range(4)]
         if zeros[1] > 0.5 and zeros[2] > 0.5 and zeros[3] > 0.5 and zeros[0] < 0.2:
@@ -83,7 +93,7 @@ _COMMON = {
     "windows-1251": re.compile("[\u0430-\u044f]"),
     "koi8-r": re.compile("[\u0430-\u044f]"),
     "windows-1252": re.compile(
-        "[\u00e0-\u00f6\u00f8-\u00ff\u00c4\u00d6\u00dc\u00c9\u2019\u201c\u201d\u2013\u2014\u20ac\u00b0\u00ab\u00bb]"
+        "[\u00e0-\u00f6\u00f8-\u00fd\u00c4\u00d6\u00dc\u00c9\u2019\u201c\u201d\u2013\u2014\u20ac\u00b0\u00ab\u00bb]"
     ),
     "windows-1250": re.compile(
         "[\u0105\u0107\u0119\u0142\u0144\u00f3\u015b\u017a\u017c\u0161\u010d\u0159\u017e\u00fd\u00e1\u00ed\u00e9\u016f"

@@ -619,7 +619,8 @@ def _refuse_foreign(path: Path, magic: bytes) -> None:
         (b"\x89HDF", "an HDF5 file"),
     ):
         if magic.startswith(signature):
-            raise Unreadable("foreign-file", f"{name} is {kind}", "", "export the records as JSON Lines or CSV")
+            why = "JSON, CSV, text, Parquet and Arrow are read."
+            raise Unreadable("foreign-file", f"{name} is {kind}", why, "export the records as JSON Lines or CSV")
     if magic[:2] == b"\x80\x04" or magic[:2] == b"\x80\x05":
         raise Unreadable(
             "pickle", f"{name} is a Python pickle", "Opening a pickle runs code from it.", "save it as JSON Lines"
