@@ -485,7 +485,10 @@ def read_records(path: str | os.PathLike[str], encoding: str | None = None) -> R
             found = codecs.lookup(encoding).name
         except LookupError:
             raise Unreadable(
-                "unknown-encoding", f"no encoding is called {encoding!r}", "", "name one, such as gb18030"
+                "unknown-encoding",
+                f"no encoding is called {encoding!r}",
+                "Python must know it.",
+                "name one, such as gb18030",
             ) from None
     else:
         found = detect_encoding(head, complete=len(head) < HEAD_BYTES)

@@ -409,12 +409,12 @@ def _optional_count(lint: Lint) -> Iterator[Hit]:
 
 
 def _draft_2020(lint: Lint) -> Iterator[Hit]:
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, FormatChecker
 
     if lint.part.kind != "tool" and lint.part.field != "input_schema":
         return
     try:
-        Draft202012Validator.check_schema(lint.part.schema)
+        Draft202012Validator.check_schema(lint.part.schema, format_checker=FormatChecker(formats=()))
     except Exception as error:
         yield None, f"not valid in draft 2020-12: {str(getattr(error, 'message', error))[:120]}"
 

@@ -380,7 +380,8 @@ class Validator:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._class.check_schema(schema)
+                # Its own test of patterns asks Python's `re`, which does not know all of ECMA 262.
+                self._class.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
         except jsonschema.exceptions.SchemaError as error:
             self.problem = f"{pointer_of(error.absolute_path) or '/'}: {_short(error.message)}"
             return
@@ -552,7 +553,9 @@ def _is_valid(validator: Any, schema: Any) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            validator.check_schema(schema)
+            from jsonschema import FormatChecker
+
+            validator.check_schema(schema, format_checker=FormatChecker(formats=()))
     except Exception:
         return False
     return True
@@ -636,10 +639,9 @@ def _errors_of(error: Any, originals: dict[str, str]) -> Iterator[SchemaError]:
         allowed = ", ".join(f"'{key}'" for key in list(known)[:12])
         yield SchemaError(pointer, rule, f"only the properties {allowed}" if allowed else "no other property", listed)
     elif rule in ("anyOf", "oneOf") and error.context:
-        from jsonschema.exceptions import best_match
-
-        closest = best_match(iter(error.context))
-        inner = next(_errors_of(closest, originals), None) if closest is not None else None
+        # The branch that was followed furthest into the value is the one that was meant.
+        closest = max(error.context, key=lambda inner: len(inner.absolute_path))
+        inner = next(_errors_of(closest, originals), None)
         detail = f"closest: {inner.pointer or '/'} {inner.expected}, got {inner.got}" if inner else ""
         count = len(wanted) if isinstance(wanted, list) else 0
         yield SchemaError(pointer, rule, f"one of {count} forms", _shown(value), detail)

@@ -36,7 +36,7 @@ def read(tmp_path: Path, name: str, data: bytes | str, **options: Any) -> tuple[
 
 
 TURN = {"role": "user", "content": None}
-A, B, C = {"text": "a"}, {"text": "b"}, {"text": "c"}
+A, B, C, D = {"text": "a"}, {"text": "b"}, {"text": "c"}, {"text": "d"}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ A, B, C = {"text": "a"}, {"text": "b"}, {"text": "c"}
         ("x.json", '{\n "text": "a"\n}\n', "json-values", [A]),
         ("x.json", '{"version": 1, "data": [{"text":"a"},\n {"text":"b"}]}', "json-array", [A, B]),
         ("x.json", '{"features":[{"name":"t"}],"rows":[{"row_idx":0,"row":{"text":"a"}}]}', "json-array", [A]),
-        ("x.json", '{"prompt":["a","b"],"text":["c","d"]}', "jsonl", [{"prompt": "a", **C}, {"prompt": "b", "text": "d"}]),
+        ("x.json", '{"prompt":["a","b"],"text":["c","d"]}', "jsonl", [{"prompt": "a", **C}, {"prompt": "b", **D}]),
         ("x.json", '{"instruction":{"0":"a"},"output":{"0":"c"}}', "jsonl", [{"instruction": "a", "output": "c"}]),
         ("x.jsonl", '[{"role":"user","content":"q"}]\n', "jsonl", [[{"role": "user", "content": "q"}]]),
         ("x.csv", 'prompt,completion\n"a\nb, c","d ""x"""\n', "csv", [{"prompt": "a\nb, c", "completion": 'd "x"'}]),
@@ -132,7 +132,7 @@ def test_the_encoding_can_be_named(tmp_path: Path) -> None:
         ("x.jsonl", '{"text":"a"}\nhello\n{"text":"c"}\n', [A, C], [(2, "not-json")]),
         ("x.jsonl", '{"text":"a"}\n\n{"x":' + "9" * 5000 + "}\n", [A], [(3, "not-json")]),
         ("x.jsonl", '{"text":"a"}\n' + "[" * 100_000 + "\n", [A], [(2, "nested-too-deep")]),
-        ("x.jsonl", b'{"text":"a"}\n\0\0\0\n{"text":"b"}\n' + bytes(4096), [A, B], [(2, "nul-bytes"), (4, "nul-bytes")]),
+        ("x.jsonl", b'{"text":"a"}\n\0\0\n{"text":"b"}\n' + bytes(99), [A, B], [(2, "nul-bytes"), (4, "nul-bytes")]),
         ("x.jsonl", b'{"text":"a"}\n{"text":"\xff"}\n{"text":"b"}\n', [A, B], [(2, "undecodable")]),
         ("x.json", '[\n  {"text":"a"},\n  {"text":"b "c" d"},\n  {"text":"c"}\n]', [A, C], [(3, "not-json")]),
         ("x.json", '[{"text":"a"},{"text":b},{"text":"c"}]', [A, C], [(1, "not-json")]),
