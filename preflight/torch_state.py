@@ -97,7 +97,7 @@ def read_state(answer: Answer, timeout_s: float = 60.0) -> TorchState:
         return TorchState(asked=True, died=("start", "the interpreter could not be started"), said=answer.errors)
     text = answer.text + "\n" + answer.errors
     error = re.findall(r"^(\w*(?:Error|Exception|Warning)):? ?(.*(?:\n(?!\s|\w+Error).*)?)", text, re.MULTILINE)
-    how = _how(answer, timeout_s)
+    how = how_it_ended(answer, timeout_s)
     failed = [("import torch", kind, " ".join(message.split())) for kind, message in error if "Warning" not in kind]
     missing = [entry for entry in failed if entry[1] == "ModuleNotFoundError" and re.search(r"'torch'", entry[2])]
     return TorchState(
@@ -111,7 +111,8 @@ def read_state(answer: Answer, timeout_s: float = 60.0) -> TorchState:
     )
 
 
-def _how(answer: Answer, timeout_s: float) -> str | None:
+def how_it_ended(answer: Answer, timeout_s: float) -> str | None:
+    """How a child ended when not with exit code 0: by which signal, code or limit; None when it ended well."""
     if answer.trouble == "timeout":
         return f"gave no sign for {timeout_s:.0f} s and was ended"
     code = answer.exit_code
@@ -135,7 +136,7 @@ def _from_steps(lines: Sequence[Mapping[str, Any]], answer: Answer, timeout_s: f
     done = {str(line["step"]): line for line in lines if "step" in line}
     begun = [str(line["begin"]) for line in lines if "begin" in line]
     open_steps = [name for name in begun if name not in done]
-    how = _how(answer, timeout_s)
+    how = how_it_ended(answer, timeout_s)
     died = None
     if "end" not in done and (open_steps or how):
         died = (open_steps[-1] if open_steps else (begun[-1] if begun else "start"), how or "stopped without a word")
