@@ -143,7 +143,7 @@ def _known(chain: Sequence[Mapping[str, Any]], root: Mapping[str, Any], printed:
         if match is None and whole:
             match = first_match(f"{item['type']}: {item['message']}\n{whole}")
             match = match if match is not None and match.start < len(f"{item['type']}: {item['message']}") else None
-        if match is not None:
+        if match is not None and not match.signature.row.get("wrapper"):
             if not match.signature.row.get("generic"):
                 return match
             generic = generic or match
@@ -612,8 +612,12 @@ def _printed_findings(stages: Sequence[Mapping[str, Any]]) -> list[Finding]:
 def failure_finding(failure: Failure, outcome: Mapping[str, Any]) -> Finding:
     """The finding for one failed step."""
     outer, root = failure.chain[0], failure.root
-    behind = "" if outer is root else f", behind {outer['type']}: {quote(outer['message'], 100)}"
-    said = f"{root['type']}: {quote(root['message'], 240)}"
+    behind = "" if outer is root else f", behind {outer['type']}: {quote(str(outer['message']).split('. ')[0], 120)}"
+    # "Try: pip install transformers -U" and the like is advice for another situation.
+    message = re.sub(
+        r"\s*(?:Try|Please try|Please run|Set the logging verbosity)\b.*", "", str(root["message"]), flags=re.S
+    )
+    said = f"{root['type']}: {quote(message.rstrip('.'), 240)}"
     what = f"`{failure.step}` fails: {said}{behind}."
     if failure.missing_name and failure.provider is not None and code_of(failure) == "missing-name":
         return _missing_name_finding(failure, outcome, behind)
@@ -764,6 +768,18 @@ def older_side(failure: Failure, outcome: Mapping[str, Any]) -> str | None:
 # --- what the report keeps -----------------------------------------------------------------------------------------
 
 
+# What pip calls these failures; uv has no names for them.
+_PIPS_NAMES = {
+    "resolution-impossible": "ResolutionImpossible",
+    "no-matching-distribution": "DistributionNotFound",
+    "hash-mode": "HashErrors",
+    "build-isolation": "ModuleNotFoundError",
+    "build-failed": "InstallationSubprocessError",
+    "wheel-not-supported": "UnsupportedWheel",
+    "index-unreachable": "NetworkConnectionError",
+}
+
+
 def observed_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """The outcome as the report keeps it: what was seen, without whole logs."""
     if not outcome:
@@ -790,8 +806,10 @@ def observed_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "pip_check": outcome.get("pip_check"),
         "installed": {package["name"]: package["version"] for package in outcome.get("packages") or []},
         "failing_stage": outcome.get("failing_stage"),
-        "exception": first.get("exception"),
-        "message": first.get("message") or (quote(trouble.get("text", ""), 1500) or None),
+        "exception": first.get("exception") or _PIPS_NAMES.get(str(trouble.get("code"))),
+        "message": first.get("message")
+        or (quote(_telling_line(trouble["text"]), 600) if trouble.get("text") else None),
+        "installer_output": quote(str(trouble["text"])[-3000:], 3000) if trouble.get("text") else None,
         "root_cause": first.get("root_cause"),
         "conflict": trouble.get("conflict"),
         "missing_requirement": trouble.get("missing_requirement"),

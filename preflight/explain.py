@@ -112,6 +112,8 @@ def matches(text: str) -> list[Match]:
             taken.append((match.start(), max(match.end(), match.start() + 1)))
             found.append(_match(signature, match, text))
             break
+    ids = {match.signature.id for match in found}
+    found = [match for match in found if not ids & set(match.signature.row.get("yields_to", ()))]
     return sorted(found, key=lambda item: (*_weight(item, text), item.start, item.signature.rank))
 
 
@@ -275,7 +277,7 @@ def read_oom(text: str) -> OutOfMemory | None:
     kind = "shortage"
     if limit is not None or "per_process_memory_fraction" in part:
         kind = "fraction"
-    elif tried is not None and unallocated is not None and unallocated >= tried and (free is None or free < tried):
+    elif _fragmented(tried, unallocated, free, total):
         kind = "fragmentation"
     elif tried is not None and held is not None and total is not None and _others_matter(held, total, own, tried, free):
         kind = "other-processes"
@@ -294,6 +296,13 @@ def read_oom(text: str) -> OutOfMemory | None:
         kind,
         missing,
     )
+
+
+def _fragmented(tried: int | None, unallocated: int | None, free: int | None, total: int | None) -> bool:
+    """The unused reserve would hold the request, and is more than 5 % of the GPU: less would only put the end off."""
+    if tried is None or unallocated is None or unallocated < tried:
+        return False
+    return (free is None or free < tried) and (total is None or unallocated >= total // 20)
 
 
 def _others_matter(held: int, total: int, own: int | None, tried: int, free: int | None) -> bool:
@@ -341,7 +350,12 @@ def oom_finding(oom: OutOfMemory, savings: Sequence[str] = ()) -> Finding:
         fixes += ["raise or remove `torch.cuda.set_per_process_memory_fraction`", half]
     else:
         spare = oom.reserved_unallocated
-        told = "" if spare is None else f" Only {gib(spare)} are reserved but unused, so this is not fragmentation."
+        if spare is None:
+            told = ""
+        elif oom.tried is not None and spare >= oom.tried:
+            told = f" The {gib(spare)} reserved but unused would hold this one request; that is too little to last."
+        else:
+            told = f" Only {gib(spare)} are reserved but unused, so this is not fragmentation."
         lack = f" {gib(oom.missing)} more would have served this one request." if oom.missing else ""
         why = f"The job needs more memory than there is.{told}{lack}"
         fixes += list(savings) or [

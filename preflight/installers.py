@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -162,7 +162,7 @@ class Environment:
     wheelhouse: str | None = None
     timeout_s: float = 1800.0
     seconds_to_create: float | None = None
-    said: list[str] = field(default_factory=list)
+    overrides: str | None = None  # a file of requirements that override what packages declare (uv only)
 
     @property
     def python(self) -> str:
@@ -238,7 +238,8 @@ class Environment:
 
     def _constraints(self, tool: str, more: Sequence[str] = ()) -> list[str]:
         files = [*(self.settings.constraints if tool == "uv" else ()), *more]
-        return [word for name in files for word in ("-c", name)]
+        forced = ["--overrides", self.overrides] if self.overrides and tool == "uv" else []
+        return [*(word for name in files for word in ("-c", name)), *forced]
 
     # --- looking before leaping ---
 

@@ -14,6 +14,7 @@ from typing import Any
 from preflight import bytecode, gguf_runtime
 from preflight.findings import say
 from preflight.installers import (
+    ASKED,
     Environment,
     Installer,
     PipSettings,
@@ -53,6 +54,7 @@ _NOT_A_MODULE = {
 # resolving, when the sandbox already exists).
 NEEDED_BYTES = 3 << 29
 _TEXT_LIMIT = 12000
+VISION = "a vision model class"  # the child knows what to do for it
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def try_stack(machine: Machine, request: Request) -> dict[str, Any]:
             flat_constraints(request.requirements) + "".join(f"{line}\n" for line in request.extra_constraints),
             encoding="utf-8",
         )
-        constraints = [str(fixed)]
+        constraints = [str(fixed)] if fixed.stat().st_size else []
         resolution = _resolve(environment, request, flat, constraints, outcome)
         if resolution is not None and _install(environment, request, flat, resolution, constraints, outcome):
             shared = request.installer.name == "uv" and request.mode == "full"
@@ -179,7 +181,7 @@ def _resolve(
         about.update(trouble_of(resolution.text, resolution.trouble))
         outcome["failing_stage"] = "build" if about["code"] in ("build-isolation", "build-failed") else "resolve"
         if about["code"] == "resolution-impossible" and request.force_conflicts:
-            return _forced(environment, request, about, constraints)
+            return _forced(environment, request, flat, about, constraints)
         return None
     if held is not None:
         outcome["failing_stage"] = "download"
@@ -229,26 +231,26 @@ def _with_cpu_torch(
 
 
 def _forced(
-    environment: Environment, request: Request, about: dict[str, Any], constraints: list[str]
+    environment: Environment, request: Request, flat: Path, about: dict[str, Any], constraints: list[str]
 ) -> Resolution | None:
-    """What the requirements would be when the conflict is overridden with --no-deps, as people do."""
-    package = (about.get("conflict") or {}).get("package")
-    if not package:
+    """What is installed when the requirements' own pin overrides everybody else's wish, as people force it.
+
+    uv can override; pip cannot, so with pip there is nothing to try.
+    """
+    conflict = about.get("conflict") or {}
+    asked = [wish["wants"] for wish in conflict.get("wishes", []) if wish["by"] == ASKED]
+    if not asked or request.installer.name != "uv":
+        about["forced"] = {"package": conflict.get("package"), "ok": False}
         return None
-    lines = {}
-
-    def without(name: str, line: str) -> str | None:
-        if name == package:
-            lines[name] = line
-            return None
-        # The one that states the wish keeps its place; only the wished-for package is forced.
-        return line
-
-    rest = environment.folder / "tmp" / "rest.txt"
-    rest.write_text(flat_requirements(request.requirements, without), encoding="utf-8")
-    resolution = environment.resolve(str(rest), constraints)
-    about["forced"] = {"package": package, "lines": list(lines.values()), "ok": resolution.ok}
-    return resolution if resolution.ok else None
+    override = environment.folder / "tmp" / "overrides.txt"
+    override.write_text("".join(f"{line}\n" for line in asked), encoding="utf-8")
+    environment.overrides = str(override)
+    resolution = environment.resolve(str(flat), constraints)
+    held = cuda_packages(resolution) and not request.has_gpu and not request.allow_cuda
+    if held:
+        resolution, _ = _with_cpu_torch(environment, request, flat, constraints, resolution)  # type: ignore[assignment]
+    about["forced"] = {"package": conflict["package"], "lines": asked, "ok": resolution is not None and resolution.ok}
+    return resolution if about["forced"]["ok"] else None
 
 
 def _install(
@@ -264,10 +266,8 @@ def _install(
     pins.write_text(
         "".join(f"{p.name}=={p.version}\n" for p in resolution.packages if p.version and p.filename), encoding="utf-8"
     )
-    forced = (outcome["resolve"].get("forced") or {}).get("lines", [])
     lines = [line for line in flat.read_text(encoding="utf-8").splitlines() if line and not _is_option(line)]
     options = [line for line in flat.read_text(encoding="utf-8").splitlines() if line and _is_option(line)]
-    lines = [line for line in lines if line not in forced]
     if request.mode == "quick":
         here = [name for name in ("torch", "numpy") if resolution.package(name) is not None]
         lines = [line for line in lines if _name_of(line) in here] or here
@@ -309,14 +309,6 @@ def _install(
             if built and entry["build"] is None:
                 entry["build"] = group[0].split(" --hash")[0]
             outcome["failing_stage"] = f"build {entry['build']}" if built else "install"
-            return False
-    for line in forced:
-        done = environment.install([line], dependencies=False)
-        outcome["install"].append(
-            {"requirement": line, "seconds": done.seconds, "ok": done.ok, "from_source": False, "forced": True}
-        )
-        if not done.ok:
-            outcome["install"][-1].update(trouble_of(done.text, done.trouble))
             return False
     return True
 
@@ -382,7 +374,11 @@ def run_stages(
     outcome["python"], outcome["packages"] = read["python"], read["packages"]
     outcome["stages"] = read["stages"]
     if request.mode == "full":
-        outcome["stages"] += _run_imports(machine, python, request, spec, variables, work, outcome, kind)
+        early, late = other_imports(request, outcome["packages"])
+        first = _run_imports(machine, python, request, spec, variables, work, early, f"{kind} imports")
+        last = _run_imports(machine, python, request, spec, variables, work, late, f"{kind} further imports")
+        # Before transformers and peft: they may fail only because one of these is broken.
+        outcome["stages"] = [*outcome["stages"][:1], *first, *outcome["stages"][1:], *last]
         if request.check:
             say(f"running {os.path.basename(request.check)} (up to {request.stage_limit_s:.0f} s)")
             spec.update(stages=["check"], check=os.path.abspath(request.check))
@@ -390,8 +386,8 @@ def run_stages(
             outcome["stages"] += read_stages(answer, ["check"])["stages"]
     for stage in outcome["stages"]:
         bad = next((step for step in stage["steps"] if not step["ok"]), None)
-        if bad is not None and outcome["failing_stage"] is None:
-            outcome["failing_stage"] = bad["step"]
+        if bad is not None and outcome["failing_stage"] in (None, "resolve"):
+            outcome["failing_stage"] = bad["step"]  # of a forced installation, what it broke says more
 
 
 def _ask(
@@ -415,18 +411,17 @@ def _run_imports(
     spec: dict[str, Any],
     variables: Mapping[str, str],
     work: str,
-    outcome: dict[str, Any],
+    pending: list[list[str]],
     kind: str,
 ) -> list[dict[str, Any]]:
     """Import what else was asked for. After a failure the rest is tried in a new process, free of what it left."""
-    pending = other_imports(request, outcome["packages"])
     steps: list[dict[str, Any]] = []
     state, seconds, peak = "ok", 0.0, None
     tries = 0
     while pending and tries < 6:
         say(f"importing {', '.join(module for _, module in pending)[:100]} (up to {request.stage_limit_s:.0f} s)")
         spec = {**spec, "stages": ["imports"], "imports": pending}
-        name = f"{kind} imports" + (f" {tries + 1}" if tries else "")
+        name = kind + (f" {tries + 1}" if tries else "")
         answer = _ask(machine, python, spec, variables, request.stage_limit_s + 30, work, name)
         stage = next((s for s in read_stages(answer, ["imports"])["stages"]), None)
         if stage is None:
@@ -444,22 +439,39 @@ def _run_imports(
         pending = pending[max(done, 1) :]
     if not steps:
         return []
-    return [{"stage": "imports", "state": state, "seconds": round(seconds, 3), "peak_rss_bytes": peak, "steps": steps}]
+    return [
+        {
+            "stage": kind.split(" ", 1)[1],
+            "state": state,
+            "seconds": round(seconds, 3),
+            "peak_rss_bytes": peak,
+            "steps": steps,
+        }
+    ]
 
 
-def other_imports(request: Request, packages: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """[distribution, module] of everything asked for by name that no stage covers."""
+def other_imports(request: Request, packages: Sequence[Mapping[str, Any]]) -> tuple[list[list[str]], list[list[str]]]:
+    """[distribution, module] of everything asked for by name that no stage covers.
+
+    First those that do not build on transformers, peft or accelerate, then those that do (trl, sentence-transformers).
+    """
     asked = {normal_name(item.name) for item in request.requirements.active if item.name}
-    found = []
+    names = {normal_name(str(package["name"])) for package in packages}
+    early: list[list[str]] = []
+    late: list[list[str]] = []
     for package in packages:
         name = normal_name(str(package["name"]))
         if name not in asked or name in _CORE or _NO_IMPORT.match(name):
             continue
         modules = [m for m in package["top_level"] if not m.startswith("_") and m.lower() not in _NOT_A_MODULE]
         same = [m for m in modules if normal_name(m) == name]
+        wanted = {normal_name(re.split(r"[^\w.-]", text, maxsplit=1)[0]) for text in package.get("requires") or []}
+        builds_on = wanted & {"transformers", "peft", "accelerate"}
         for module in same or modules[:3]:
-            found.append([str(package["name"]), module])
-    return sorted(found)
+            (late if builds_on else early).append([str(package["name"]), module])
+    # Vision classes of transformers are the first to notice a torchvision that was built for another torch.
+    vision = [["transformers", VISION]] if {"torchvision", "transformers", "torch"} <= names else []
+    return vision + sorted(early), sorted(late)
 
 
 def read_stages(answer: Answer, stages: Sequence[str]) -> dict[str, Any]:

@@ -320,9 +320,6 @@ def stage_transformers(stage):
 
     stage.step("import transformers", transformers_import)
     stage.step("from transformers import AutoModelForCausalLM", model_class)
-    if importable("torchvision") and importable("torch"):
-        # Vision classes are the first to notice a torchvision that was built for another torch.
-        stage.step("import a vision model class", vision_class, needed=False)
     if not importable("torch"):
         return
     stage.step("build a two-layer model", build_model)
@@ -661,6 +658,10 @@ def stage_bitsandbytes(stage):
     stage.step("8-bit optimizer step", eight_bit)
 
 
+# Packages that import lazily say nothing at `import`: the class that people use is asked for too.
+ENTRY = {"trl": "SFTTrainer", "sentence_transformers": "SentenceTransformer", "lightning": "Trainer"}
+
+
 def stage_imports(stage):
     """The other packages that were asked for, each imported by the names it installs."""
     import importlib
@@ -669,9 +670,16 @@ def stage_imports(stage):
     for _distribution, module in SPEC.get("imports", ()):
 
         def load(name=module):
-            return {"version": str(getattr(importlib.import_module(name), "__version__", None))}
+            if name == "a vision model class":
+                return vision_class()
+            loaded = importlib.import_module(name)
+            entry = ENTRY.get(name)
+            if entry and entry in getattr(loaded, "__all__", [entry]):
+                getattr(loaded, entry)
+            return {"version": str(getattr(loaded, "__version__", None))}
 
-        if stage.step("import %s" % module, load, needed=False) is None:
+        label = "from %s import %s" % (module, ENTRY[module]) if module in ENTRY else "import %s" % module
+        if stage.step(label, load, needed=False) is None:
             worst = worst or module
     if worst:
         raise StepFailed(worst)
