@@ -109,6 +109,14 @@ def closed(rows: Iterable[Row], folder: Path) -> list[Compared]:
     return found
 
 
+def versions_for(row: Row) -> dict[str, str]:
+    """The row's versions; the current bitsandbytes where one is needed and none is stated."""
+    versions = dict(row.versions)
+    if row.plan is not None and row.plan.method in ("qlora", "lora_int8"):
+        versions.setdefault("bitsandbytes", "0.50.2")
+    return versions
+
+
 def rehearsed(rows: Sequence[Row], args: argparse.Namespace) -> list[Compared]:
     """Each row of the Hugging Face stack, rehearsed; with its own versions unless told otherwise."""
     from benchmarks.version_sandbox import python_with
@@ -130,7 +138,7 @@ def rehearsed(rows: Sequence[Row], args: argparse.Namespace) -> list[Compared]:
         if reason or config is None or row.plan is None:
             found.append(Compared(row, None, reason))
             continue
-        python, note = (current, "current") if args.current_versions else python_with(row.versions, current)
+        python, note = (current, "current") if args.current_versions else python_with(versions_for(row), current)
         notes[python] = note
         job = Job(config, row.plan, measured_turn=row.measured_turn, empty_before=row.empty_before)
         by_python.setdefault(python, []).append((row, job))

@@ -101,6 +101,7 @@ class Plan:
     loss: str = "full_logits_fp32_upcast"
     attention_mask: bool = False
     holds_outputs: bool = False
+    holds_across_steps: bool = False
     packing: bool = False
     use_cache: bool = False
     transformers: str | None = None

@@ -126,6 +126,11 @@ def make_recorder(torch):
                     return replaced
             if name in MATMULS:
                 self.matmul(name, args)
+            extra = None
+            if name == "aten::_softmax_backward_data":
+                # CUDA writes grad * output to a temporary first (aten/native/cuda/SoftMax.cu)
+                size = args[0].numel() * args[0].element_size()
+                extra = self.add(size, self.what("activation", "softmax backward", list(args[0].shape), "temporary"))
             out = func(*args, **kwargs)
             if isinstance(out, torch.Tensor):
                 self.see(out, name, args)
@@ -133,6 +138,8 @@ def make_recorder(torch):
                 for index, tensor in enumerate(tree_iter(out)):
                     if isinstance(tensor, torch.Tensor):
                         self.see(tensor, name, args, index)
+            if extra is not None:
+                self.drop(extra)
             return out
 
         def see(self, tensor, name, args, index=0):
@@ -326,33 +333,62 @@ def patch_dropout(torch):
     torch.nn.functional.dropout = dropout
 
 
-def make_cuda_autocast(torch):
-    """A mode that adds CUDA autocast's float32 list to the CPU's, which leaves these operations in half precision.
+def patch_softmax(torch):
+    """On CUDA a float16 softmax with a float32 result is one kernel, which needs no float32 copy of its input.
 
-    Source: pytorch aten/src/ATen/autocast_mode.h, AT_FORALL_FP32.
+    Source: pytorch aten/src/ATen/native/SoftMax.cpp, softmax with dtype.
     """
-    from torch.overrides import TorchFunctionMode
+    plain = torch.nn.functional.softmax
 
+    class HalfToFloat(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input):
+            out = torch.empty(input.shape, dtype=torch.float32)
+            ctx.save_for_backward(out)
+            return out
+
+        @staticmethod
+        def backward(ctx, grad):
+            temporary = torch.empty(grad.shape, dtype=torch.float32)
+            result = torch.empty(grad.shape, dtype=torch.float16)
+            del temporary
+            return result
+
+    def softmax(input, dim=None, _stacklevel=3, dtype=None):
+        if dtype is torch.float32 and input.dtype is torch.float16:
+            return HalfToFloat.apply(input)
+        return plain(input, dim=dim, dtype=dtype)
+
+    torch.nn.functional.softmax = softmax
+
+
+def patch_autocast(torch):
+    """Add CUDA autocast's float32 list to the CPU's, which leaves these operations in half precision.
+
+    Source: pytorch aten/src/ATen/autocast_mode.h, AT_FORALL_FP32. Patched functions, because a function mode is off
+    inside backward, where checkpointed layers run again.
+    """
     functional, tensor = torch.nn.functional, torch.Tensor
     names = ("softmax", "log_softmax", "pow", "rsqrt", "exp", "log", "cumsum", "norm", "prod", "sum", "reciprocal")
-    wanted = set()
-    for place in (torch, functional, tensor):
-        for name in names:
-            function = getattr(place, name, None)
-            if function is not None:
-                wanted.add(function)
-    wanted.update((tensor.__pow__, functional.layer_norm, functional.cross_entropy, functional.nll_loss))
-    wanted.update((functional.group_norm, functional.softplus, torch.layer_norm, functional.mse_loss))
+    places = [(place, name) for place in (torch, functional, tensor) for name in names]
+    places += [(tensor, "__pow__"), (torch, "layer_norm")]
+    places += [
+        (functional, n) for n in ("layer_norm", "cross_entropy", "nll_loss", "group_norm", "softplus", "mse_loss")
+    ]
     half = (torch.float16, torch.bfloat16)
 
-    class CudaAutocast(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            kwargs = kwargs or {}
-            if func in wanted and torch.is_autocast_enabled("cpu"):
+    def wrapped(function):
+        def in_float32(*args, **kwargs):
+            if torch.is_autocast_enabled("cpu"):
                 args = tuple(a.float() if isinstance(a, torch.Tensor) and a.dtype in half else a for a in args)
-            return func(*args, **kwargs)
+            return function(*args, **kwargs)
 
-    return CudaAutocast()
+        return in_float32
+
+    for place, name in places:
+        function = getattr(place, name, None)
+        if function is not None:
+            setattr(place, name, wrapped(function))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1085,6 +1121,7 @@ def rehearse(job, say):
         torch, DTYPES[plan["autocast"] or ("bf16" if plan["weight_dtype"] == "fp32" else plan["weight_dtype"])]
     )
     patch_dropout(torch)
+    patch_softmax(torch)
     forget_fakes(transformers)
     flash = attention == "flash_attention_2"
     model, used = build(torch, transformers, job, config, "eager" if attention == "eager" else "sdpa")
@@ -1094,6 +1131,8 @@ def rehearse(job, say):
     if pinned == "efficient":
         repeat_keys_and_values(transformers)
     model.train()
+    with contextlib.suppress(Exception):
+        model.tie_weights()
     whole = sum(p.numel() for p in model.parameters())
     stacks = stacks_of(torch, model)
     chosen = []
@@ -1252,12 +1291,9 @@ def steps(torch, job, plan, model, config, recorder, optimizer, trainable, stack
     gc.collect()
     gc.disable()  # reference cycles would be collected at moments that the real run does not share
     micro_steps = 2 if plan["gradient_accumulation"] > 1 else 1
-    modes = [recorder]
     if autocast:
-        modes.append(make_cuda_autocast(torch))
-    with contextlib.ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(mode)
+        patch_autocast(torch)
+    with recorder:
         for step in range(2):
             clock["step"] = step
             for micro in range(micro_steps):
@@ -1277,8 +1313,7 @@ def steps(torch, job, plan, model, config, recorder, optimizer, trainable, stack
                         else v
                         for k, v in out.items()
                     }
-                if plan["holds_outputs"]:
-                    held = out
+                held = out if plan["holds_outputs"] else None  # noqa: F841
                 del out
                 clock["phase"] = "bwd"
                 recorder.mark("bwd", step, -1)
@@ -1299,6 +1334,8 @@ def steps(torch, job, plan, model, config, recorder, optimizer, trainable, stack
             recorder.mark("opt", step, -1)
             optimizer.step()
             recorder.mark("zero", step, -1)
+            if not plan["holds_across_steps"]:
+                held = None
             optimizer.zero_grad()
     del held
     gc.enable()

@@ -289,7 +289,9 @@ class Builder:
             k = tape.op("K scaled", [k], rows, heads * head_dim, 4)
             mask = 4 * length * length if causal else 0
             scores = tape.op("scores", [q, k], square, length, 4, keeps=[q, k], forward_extra=mask)
-            soft = tape.op("softmax", [scores], square, length, 4, keeps_output=True)
+            soft = tape.op(
+                "softmax", [scores], square, length, 4, keeps_output=True, backward_extra=square * length * 4
+            )
             result = tape.op("attention output", [soft, v], rows, out, 4, keeps=[soft, v])
             return tape.cast(result, width)
         return self._eager(tape, q, k, v, heads, gqa, head_dim, value_dim)
@@ -306,8 +308,13 @@ class Builder:
         product = tape.op("Q K^T", [q, k], square, length, width, keeps=[q, k])
         scaled = tape.op("scaled scores", [product], square, length, width)
         masked = tape.op("masked scores", [scaled], square, length, width, passes=True)
-        wide = 4
-        soft = tape.op("softmax in 32 bit", [masked], square, length, wide, keeps_output=True)
+        # CUDA turns float16 into a float32 softmax in one kernel; bfloat16 is copied first. Its backward writes
+        # grad * output to a temporary (aten/native/cuda/SoftMax.cu).
+        one_kernel = self.plan.autocast == "fp16" or (self.plan.autocast is None and self.plan.weight_dtype == "fp16")
+        entry = masked if one_kernel else tape.cast(masked, 4)
+        soft = tape.op(
+            "softmax in 32 bit", [entry], square, length, 4, keeps_output=True, backward_extra=square * length * 4
+        )
         soft = tape.cast(soft, width, "softmax")
         soft = self.drop(tape, soft, "softmax")
         v = tape.cast(v, width)

@@ -80,32 +80,25 @@ class _Completion:
         self.identity: list[Layer] = [(s, i) for s, stack in enumerate(stacks) for i in stack.run]
         self.stack_of = [s for s, stack in enumerate(stacks) for _ in stack.run]
         self.born: dict[int, tuple[int, Segment, int, int]] = {}  # id -> owner, segment, bytes, order
+        self.label: dict[int, int] = {}
+        self.survivors: dict[tuple[int, str, int, int], list[int]] = {}  # what outlives the segment it was made in
         order = 0
         for segment in self.segments:
             for event in segment.events:
                 if len(event) > 1:
                     self.born[event[0]] = (event[3], segment, event[1], order)
+                    self.label[event[0]] = event[2]
                     order += 1
-        self.cross = self._cross_references()
+            dead = {event[0] for event in segment.events if len(event) == 1}
+            for event in segment.events:
+                if len(event) > 1 and event[0] not in dead:
+                    key = (event[3], segment.phase, segment.turn, event[2])
+                    self.survivors.setdefault(key, []).append(event[0])
+        # the layer in whose segment a storage is released, -1 outside the layers
+        self.dies_in = {e[0]: segment.layer for segment in self.segments for e in segment.events if len(e) == 1}
         self.names: dict[tuple[Layer | None, int], int] = {}
         self.next = 0
         self.out: list[Event] = []
-
-    def _cross_references(self) -> dict[tuple[Any, ...], list[int]]:
-        """(layer, where born, where released by a neighbour, direction) -> ids in the order of birth."""
-        found: dict[tuple[Any, ...], list[int]] = {}
-        for segment in self.segments:
-            if segment.layer < 0:
-                continue
-            for event in segment.events:
-                if len(event) == 1:
-                    owner, home, _, _ = self.born[event[0]]
-                    if owner >= 0 and owner != segment.layer and self.stack_of[owner] == self.stack_of[segment.layer]:
-                        key = (owner, home.phase, home.turn, segment.phase, segment.turn, segment.layer > owner)
-                        found.setdefault(key, []).append(event[0])
-        for ids in found.values():
-            ids.sort(key=lambda ident: self.born[ident][3])
-        return found
 
     def run(self) -> list[Event]:
         for segment in self.segments:
@@ -143,8 +136,27 @@ class _Completion:
     def _release(self, key: tuple[Layer | None, int]) -> None:
         name = self.names.pop(key, None)
         if name is None:
-            raise CannotComplete(f"a storage is released that is not there ({key})")
+            other = self._taken_over(key)
+            if other is None:
+                raise CannotComplete(f"a storage is released that is not there ({key})")
+            name = self.names.pop(other)
         self.out.append((name,))
+
+    def _taken_over(self, key: tuple[Layer | None, int]) -> tuple[Layer, int] | None:
+        """What stands for a storage that is gone already.
+
+        The layer before the gap passes its output on to the first layer in the gap; what comes after the last layer
+        then releases the output of the last layer in the gap.
+        """
+        layer, ident = key
+        if layer is None or layer not in self.identity:
+            return None
+        stack = self.stacks[layer[0]]
+        if not stack.missing or layer[1] not in (stack.run[-2], stack.run[-1]):
+            return None
+        target = (layer[0], stack.missing[-1] if layer[1] == stack.run[-2] else stack.missing[0])
+        other = self._counterpart(target, ident)
+        return None if other is None else (target, other)
 
     def _replay(self, segment: Segment, layer: Layer) -> None:
         """The events of a layer's segment, carried out by `layer`."""
@@ -157,7 +169,7 @@ class _Completion:
                 if owner == segment.layer or real:
                     self.out.append((self._new((whose, ident)), event[1], event[2], ident))
                 continue
-            owner, home, size, _ = self.born[ident]
+            owner = self.born[ident][0]
             if owner == segment.layer:
                 self._release((layer, ident))
             elif owner < 0:
@@ -167,11 +179,9 @@ class _Completion:
                 if real:
                     self._release((self.identity[owner], ident))
             else:
-                self._release_of_neighbour(segment, layer, ident, owner, home, size, real)
+                self._release_of_neighbour(segment, layer, ident, owner, real)
 
-    def _release_of_neighbour(
-        self, segment: Segment, layer: Layer, ident: int, owner: int, home: Segment, size: int, real: bool
-    ) -> None:
+    def _release_of_neighbour(self, segment: Segment, layer: Layer, ident: int, owner: int, real: bool) -> None:
         distance = owner - segment.layer
         if abs(distance) > 1:
             if real:
@@ -185,25 +195,29 @@ class _Completion:
         if template == owner:
             self._release((target, ident))
             return
-        place = self.cross[owner, home.phase, home.turn, segment.phase, segment.turn, distance < 0].index(ident)
-        others = self.cross.get((template, home.phase, home.turn, segment.phase, segment.turn, distance < 0), [])
-        candidates = [other for other in others if (target, other) in self.names and self.born[other][2] == size]
-        if place < len(others) and others[place] in candidates:
-            self._release((target, others[place]))
-        elif candidates:
-            self._release((target, candidates[0]))
-        else:
-            # what the pattern's own neighbour released elsewhere: the same birth place and size
-            alike = [
-                other
-                for (whose, other) in self.names
-                if whose == target
-                and self.born[other][2] == size
-                and (self.born[other][1].phase, self.born[other][1].turn) == (home.phase, home.turn)
-            ]
-            if not alike:
-                raise CannotComplete(f"layer {target[1]} made nothing that layer {layer[1]} could release")
-            self._release((target, alike[0]))
+        other = self._counterpart(target, ident)
+        if other is None:
+            raise CannotComplete(f"layer {target[1]} made nothing that layer {layer[1]} could release")
+        self._release((target, other))
+
+    def _counterpart(self, target: Layer, ident: int) -> int | None:
+        """What `target` made that corresponds to the storage `ident` of the layer that ran; None when it is gone.
+
+        The same operation in the same phase; of several, the one at the same place among those that are passed on.
+        """
+        owner, home, _, _ = self.born[ident]
+        template = self.stacks[target[0]].template(target[1])
+        label = self.label[ident]
+        mine = self.survivors.get((owner, home.phase, home.turn, label), [])
+        theirs = self.survivors.get((template, home.phase, home.turn, label), [])
+        there = [other for other in theirs if (target, other) in self.names]
+        if not there:
+            return None
+        passed = [other for other in mine if self.dies_in.get(other, owner) != owner]
+        others = [other for other in theirs if self.dies_in.get(other, template) != template]
+        if ident in passed and passed.index(ident) < len(others) and others[passed.index(ident)] in there:
+            return others[passed.index(ident)]
+        return there[-1]
 
     def _outside(self, segment: Segment) -> None:
         """Events outside the layers, in groups by whose storages they touch; groups of missing layers are put in."""
@@ -225,7 +239,8 @@ class _Completion:
                 self._release((whose, event[0]))
                 # the order of releases may be arbitrary (autocast's cache is a hash table): at once for all of a kind
                 for layer in standing.get(owner, ()):
-                    self._release((layer, event[0]))
+                    if (layer, event[0]) in self.names:
+                        self._release((layer, event[0]))
             if owner < 0:
                 continue
             stack_number = self.stack_of[owner]
@@ -234,8 +249,11 @@ class _Completion:
                 continue
             for index in stack.missing:
                 for event in self._pattern(groups, signatures, number, stack.template(index)):
+                    key = ((stack_number, index), event[0])
                     if len(event) > 1:
-                        self.out.append((self._new(((stack_number, index), event[0])), event[1], event[2], event[0]))
+                        self.out.append((self._new(key), event[1], event[2], event[0]))
+                    elif key in self.names:
+                        self._release(key)
 
     def _standing(self) -> dict[int, list[Layer]]:
         """Which missing layers each layer that ran stands for."""
@@ -382,7 +400,7 @@ def _at(
             live[event[0]] = (event[1], event[2], event[3])
     gathered: dict[tuple[str, str, str], list[int]] = {}
     for size, what, ident in live.values():
-        kind, operation, shape, dtype = (table[what].split("|") + ["", "", ""])[:4]
+        kind, operation, shape, dtype = [*table[what].split("|"), "", "", ""][:4]
         if ident in gradients:
             kind = "gradients"
         gathered.setdefault((kind, operation, f"{shape} {dtype}"), []).append(size)
