@@ -23,7 +23,8 @@ class Module:
     `path` has `*` where a layer or expert number stands. `kind` is one of: linear, conv1d (GPT-2's transposed linear),
     embedding, norm, experts (a stack of expert matrices in one 3-D parameter), router, conv, parameter.
     `shape` is the weight's: linear [out, in], conv1d [in, out], experts [experts, out, in] (or [experts, in, out]).
-    `bias` is the number of bias elements, `per_layer` how often it occurs in one layer.
+    `bias` is the number of bias elements, `per_layer` how often it occurs in one layer. `subclass`: of a class derived
+    from nn.Linear (Falcon's), which 4-bit loading passes over.
     """
 
     path: str
@@ -31,6 +32,7 @@ class Module:
     shape: tuple[int, ...]
     bias: int = 0
     per_layer: int = 1
+    subclass: bool = False
 
     @property
     def name(self) -> str:
@@ -62,12 +64,12 @@ class Module:
 
     @property
     def quantised_by_bitsandbytes(self) -> bool:
-        """Whether 4-bit or 8-bit loading replaces it: only nn.Linear and Conv1D modules, never stacked 3-D experts.
+        """Whether 4-bit or 8-bit loading replaces it: only nn.Linear itself and Conv1D, never stacked 3-D experts.
 
         Source: transformers 5.24, integrations/bitsandbytes.py, replace_with_bnb_linear. The output head is kept, too:
         see `ModelShape.is_head`.
         """
-        return self.kind in ("linear", "conv1d")
+        return self.kind in ("linear", "conv1d") and not self.subclass
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,10 @@ def _part(module: Module) -> str:
         return "audio"
     if any(word in path for word in ("projector", "connector", "mlp1", "merger", "aligner")):
         return "projector"
-    return "embedding" if module.kind == "embedding" and "position" not in path and "wpe" not in path else module.kind
+    others = ("position", "wpe", "token_type", "relative_attention_bias", "per_layer")
+    if module.kind == "embedding" and any(word in path for word in others):
+        return "positions"
+    return module.kind
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -435,4 +440,6 @@ def shape_from_tree(config: Mapping[str, Any], tree: Mapping[str, Any]) -> Model
 
 def _module(item: Mapping[str, Any]) -> Module:
     shape = tuple(int(size) for size in item["shape"])
-    return Module(str(item["path"]), str(item["kind"]), shape, int(item["bias"]), int(item["per_layer"]))
+    return Module(
+        str(item["path"]), str(item["kind"]), shape, int(item["bias"]), int(item["per_layer"]), bool(item["subclass"])
+    )

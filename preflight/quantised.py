@@ -332,6 +332,19 @@ def check_four_bit(shape: ModelShape | None, quantised: Quantised | None) -> lis
                 source,
             )
         ]
+    derived = sum(m.weights * t for m, t, _ in shape.occurrences() if m.subclass)
+    if derived > 0.5 * coverage["total"]:
+        return [
+            Finding(
+                "four-bit-passes-over",
+                Level.WARN,
+                what,
+                "The linear layers of this architecture are of a class derived from nn.Linear; since transformers 5 "
+                "bitsandbytes replaces nn.Linear itself only, so they stay in 16 bit.",
+                ("plan with this size: LoRA on the 16-bit weights, not QLoRA",),
+                source,
+            )
+        ]
     kept = coverage["embeddings"] + coverage["head"]
     return [
         Finding(

@@ -1,4 +1,4 @@
-"""The odd tokenizers of tests/wild/C-template, each through the command line. Texts as transformers 5.24 renders them."""
+"""The odd tokenizers of tests/wild/C-template, each through the command line. Texts are transformers 5.24's."""
 
 import json
 from pathlib import Path

@@ -182,7 +182,10 @@ def dense_decoder(c: Config, style: Style) -> ModelShape:
         if window not in made:
             attention, mlp, norms = d.attention(), d.dense(), d.norms()
             _extras(d, attention, mlp, norms)
-            made[window] = prefixed(style.base, [*attention, *mlp, *norms])
+            modules = [*attention, *mlp, *norms]
+            if "falcon" in style.extra:  # its FalconLinear is derived from nn.Linear
+                modules = [replace(m, subclass=m.kind == "linear") for m in modules]
+            made[window] = prefixed(style.base, modules)
         layers.append(Layers(1, "attention", made[window], window))
     if "mtp" in style.extra:
         layers += _mtp(d)

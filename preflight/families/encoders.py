@@ -44,7 +44,7 @@ def t5(c: Config) -> ModelShape:
             linear(f"{at}.DenseReluDense.wo", inner, hidden),
             norm(f"{at}.layer_norm", hidden, each=3 if cross else 2),
         ]
-        positions = embedding(f"{name}.block.*.layer.*.SelfAttention.relative_attention_bias_position", buckets, heads)
+        positions = embedding(f"{name}.block.*.layer.*.SelfAttention.relative_attention_bias", buckets, heads)
         outside = [norm(f"{name}.final_layer_norm", hidden)]
         if every:
             modules.append(positions)
@@ -141,7 +141,7 @@ def bert(c: Config) -> ModelShape:
     rest: list[Module] = [
         embedding(f"{base}.embeddings.word_embeddings", rows, hidden),
         embedding(f"{base}.embeddings.position_embeddings", positions, hidden),
-        embedding(f"{base}.embeddings.token_type_position_embeddings", kinds, hidden),
+        embedding(f"{base}.embeddings.token_type_embeddings", kinds, hidden),
         norm(f"{base}.embeddings.LayerNorm", hidden, True),
     ]
     name = architecture(c.raw) or ""
@@ -149,7 +149,7 @@ def bert(c: Config) -> ModelShape:
         head = "lm_head" if base == "roberta" else "cls.predictions.transform"
         rest += [
             linear(f"{head}.dense", hidden, hidden, True),
-            norm(f"{head}.LayerNorm", hidden, True),
+            norm(f"{head}.{'layer_norm' if base == 'roberta' else 'LayerNorm'}", hidden, True),
             parameter(f"{head}.bias", rows),
         ]
     if name.endswith("ForPreTraining"):

@@ -123,8 +123,12 @@ def read_mla(c: Config) -> Mla:
         kv_rank=c.number("kv_lora_rank", default=512, least=1) or 512,
         nope_dim=c.number("qk_nope_head_dim", default=128) or 0,
         rope_dim=c.number("qk_rope_head_dim", default=64) or 0,
-        v_dim=c.number("v_head_dim", default=128, least=1) or 128,
+        v_dim=c.number("v_head_dim", least=1) or (_plain_head(c) if c.model_type == "minicpm3" else 128),
     )
+
+
+def _plain_head(c: Config) -> int:
+    return max(1, c.need("hidden_size") // (c.common("heads") or 1))
 
 
 def expert_modules(d: Decoder, rule: Experts, at: str) -> tuple[list[Module], Moe]:
@@ -184,7 +188,7 @@ def sparse_layers(d: Decoder, rule: Experts) -> list[bool]:
         chosen = c.list_of("moe_layers")
         step = c.number("interleave_moe_layer_step", default=1) or 1
         return [index in chosen if chosen else (index + 1) % step == 0 for index in every]
-    first = c.number(*rule.first_dense, default=0) or 0
+    first = c.number(*rule.first_dense, default=1 if kind == "glm4_moe_lite" else 0) or 0
     frequency = c.value("moe_layer_freq")
     if isinstance(frequency, list) and len(frequency) == d.layers:
         return [bool(item) for item in frequency]

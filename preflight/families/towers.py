@@ -219,9 +219,9 @@ def _text(c: Config, key: str | None, fallback: str, base: str) -> ModelShape:
     nested = dict(nested) if isinstance(nested, Mapping) else {}
     if not isinstance(nested.get("model_type"), str) or key is None:
         nested["model_type"] = fallback
-    for name in ("tie_word_embeddings",):
-        if name in c.raw and name not in nested:
-            nested[name] = c.raw[name]
+    tied = c.value("tie_word_embeddings")  # the whole model's word counts, then the class default, then the text's
+    if tied is not None:
+        nested["tie_word_embeddings"] = tied
     text = families.read(nested)
     if text.structure == "unknown":
         raise ConfigTrouble(f"{key}.model_type is {str(nested['model_type'])[:60]!r}: its layers are not known here")
@@ -249,11 +249,14 @@ def _joined(c: Config, text: ModelShape, towers: list[Tower], joint: list[Module
 
 def _vision_of(c: Config, base: str, fallback: str) -> Tower:
     v = c.sub("vision_config", fallback)
+    if not v.raw and fallback == "clip_vision_model":  # LLaVA's own default: CLIP ViT-L/14 at 336 pixels
+        v = Config({"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 14,
+                    "image_size": 336}, fallback)  # fmt: skip
     kind = v.model_type or fallback
     if "pixtral" in kind:
         return pixtral_vision(v, base)
     if "siglip" in kind or kind in ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision"):
-        if v.flag("vision_use_head", default=False):
+        if v.raw.get("vision_use_head"):
             raise ConfigTrouble("vision_config.vision_use_head is true: that tower's pooling head is not known here")
         return clip_vision(v, base)
     if "clip" in kind:
@@ -293,8 +296,6 @@ def gemma3(c: Config) -> ModelShape:
     """Gemma 3 (SigLIP, one projection matrix) and PaliGemma (SigLIP, one linear layer)."""
     pali = c.model_type == "paligemma"
     text = _text(c, "text_config", "gemma" if pali else "gemma3_text", "model.language_model")
-    if "tie_word_embeddings" not in c.raw:
-        text = _tie(text)
     tower = _vision_of(c, "model.vision_tower", "siglip_vision_model")
     width = text.hidden_size or 0
     if pali:
@@ -307,10 +308,6 @@ def gemma3(c: Config) -> ModelShape:
             norm("model.multi_modal_projector.mm_soft_emb_norm", tower.width),
         ]
     return _joined(c, text, [tower], joint, "text_config")
-
-
-def _tie(text: ModelShape) -> ModelShape:
-    return replace(text, tied_embeddings=True, rest=tuple(m for m in text.rest if not text.is_head(m)))
 
 
 def idefics3(c: Config) -> ModelShape:
