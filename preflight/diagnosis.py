@@ -477,9 +477,7 @@ def _build_isolation_finding(trouble: Mapping[str, Any]) -> Finding:
         "or install a prebuilt wheel for exactly this torch, CUDA and Python",
     ]
     if name == "flash-attn":
-        fixes.append(
-            "or drop the line and load the model with `attn_implementation='sdpa'`, which needs no extra package"
-        )
+        fixes.insert(1, "or drop the line: `attn_implementation='sdpa'` needs no extra package")
     return Finding(
         "build-isolation",
         Level.FAIL,

@@ -304,10 +304,11 @@ def _options(words: list[str]) -> list[tuple[str, str]]:
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        if name not in known and re.match(r"-[a-zA-Z].", word) and word[:2] in known and known[word[:2]]:
+        meant_long = f"-{word.partition('=')[0]}" in known  # "-extra-index-url" would be read as -e with a value
+        if name not in known and re.match(r"-[a-zA-Z].", word) and known.get(word[:2]) and not meant_long:
             name, equals, value = word[:2], "=", word[2:]  # "-cconstraints.txt"
         if name not in known:
-            meant = " (two dashes?)" if re.match(r"-[a-z]{2,}", word) else ""
+            meant = " (two dashes?)" if meant_long else ""
             raise _Refused(f"{quote(word, 60)} is not an option that pip allows in a requirements file{meant}")
         if known[name] and not equals:
             if not rest:
@@ -431,10 +432,10 @@ def _specifier_order(one: str) -> tuple[int, str]:
 
 def _why_invalid(text: str, error: Exception) -> str:
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if re.match(r"^[\w.-]+\s*=\s*[\d\"']", text):
-        return "one = sign: a version is pinned with =="
     if re.match(r"^[\w.-]+=\d[\w.]*=\w+", text):
         return "name=version=build is conda's form, not pip's"
+    if re.match(r"^[\w.-]+\s*=\s*[\d\"']", text):
+        return "one = sign: a version is pinned with =="
     if text.startswith(("- ", "dependencies:", "name:", "channels:", "[")):
         return "this is not a requirements file of pip (a conda or TOML file?)"
     if text.startswith(("<<<<<<<", "=======", ">>>>>>>")):

@@ -130,6 +130,10 @@ def sweep(explicit: str | None = None) -> int:
                 if lock is not None and not _take(lock):
                     lock.close()
                     continue
+                young = time.time() - about.st_mtime < 5
+                if lock is not None and young and not _owner(lock):  # made a moment ago, its owner is about to lock it
+                    lock.close()
+                    continue
                 kept = lock is not None and "keep" in _owner(lock)
                 if not kept:
                     _end_stragglers(folder)
