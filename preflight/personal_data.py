@@ -37,7 +37,7 @@ def personal_data(text: str) -> set[str]:
         digits = re.sub(r"\D", "", written)
         if 13 <= len(digits) <= 19 and digits[0] in "3456" and _passes_luhn(digits):
             found.add("payment_card")
-        elif len(digits) <= 15 and (written.startswith("+") or _looks_like_phone(written)):
+        elif len(digits) <= 15 and not _SSN.search(written) and (written.startswith("+") or _looks_like_phone(written)):
             found.add("phone")
     return found
 

@@ -209,13 +209,15 @@ class Preparer:
         made.identity = _digest(identity.encode())
         texts = [text_of(message) for message in found.messages]
         if found.chosen is not None:
-            asked, answers = texts, [text_of(message) for message in found.chosen]
-            texts = texts + answers + [text_of(message) for message in found.rejected or ()]
+            asked, answers = texts, [text_of(message) for message in (*found.chosen, *(found.rejected or ()))]
+            texts = texts + answers
         else:
             answer = _last_answer(found.messages)
             asked, answers = texts[:answer], texts[answer:]
         if found.messages and found.messages[0]["role"] == "system":
             asked = asked[1:]
+        if found.label is not None:
+            answers.append("good" if found.label else "bad")
         question = near_text("\n".join(asked))
         made.prompt = made.group = _digest(question)
         if self.recipe.group_by is not None and self.recipe.group_by in found.extras:

@@ -16,6 +16,8 @@ Q, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 CALLING = {"role": "assistant", "tool_calls": [CALL]}
 BAD_CALLING = {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{bad"}}]}
+RESULT = {"role": "tool", "content": "1"}
+NEEDS_Y = {"name": "f", "parameters": {"required": ["y"]}}
 
 # (record, shape, messages)
 SHAPES: list[tuple[Any, str, list[dict[str, Any]]]] = [
@@ -141,11 +143,11 @@ def test_every_shape_becomes_the_same_messages(record: Any, shape: str, messages
         (None, ["unknown-shape"]),
         (5, ["unknown-shape"]),
         ({"messages": [Q, BAD_CALLING]}, ["tool-arguments-not-json"]),
-        ({"messages": [Q, CALLING, {"role": "tool", "tool_call_id": "x", "content": "1"}, ANSWER]}, ["tool-result-without-call"]),
+        ({"messages": [Q, CALLING, {**RESULT, "tool_call_id": "x"}, ANSWER]}, ["tool-result-without-call"]),
         ({"messages": [Q, {"role": "assistant", "tool_calls": [CALL]}, ANSWER]}, ["tool-call-without-result"]),
         ({"messages": [Q, {"role": "tool", "content": "1"}, ANSWER]}, ["tool-result-without-call"]),
         ({"messages": [Q, CALLING], "tools": [{"name": "g"}]}, ["tool-not-defined"]),
-        ({"messages": [Q, CALLING], "tools": [{"name": "f", "parameters": {"required": ["y"]}}]}, ["tool-arguments-incomplete"]),
+        ({"messages": [Q, CALLING], "tools": [NEEDS_Y]}, ["tool-arguments-incomplete"]),
         ({"messages": [Q, ANSWER], "tools": "[bad"}, ["tools-not-json"]),
         ({"chosen": "a", "rejected": "a", "prompt": "q"}, ["pair-without-difference"]),
         ({"chosen": "", "rejected": "a", "prompt": "q"}, ["empty-answer"]),
@@ -193,7 +195,10 @@ def test_text_is_cleaned_and_what_was_changed_is_said() -> None:
     assert looks_misdecoded("caf\u00c3\u00a9 na\u00c3\u00afve") and not looks_misdecoded("caf\u00e9")
 
 
-KEYS = ["messages", "role", "content", "from", "value", "tools", "chosen", "rejected", "prompt", "parts", "completion", "instruction", "output", "tool_calls", "function", "arguments", "type", "text"]  # fmt: skip
+KEYS = [
+    "messages", "role", "content", "from", "value", "tools", "chosen", "rejected", "prompt", "parts", "completion",
+    "instruction", "output", "tool_calls", "function", "arguments", "type", "text",
+]  # fmt: skip
 turns = st.lists(
     st.fixed_dictionaries(
         {
