@@ -158,6 +158,10 @@ def plan_of(raw: Mapping[str, Any]) -> Plan:
         double_quant=bool(quant.get("double_quant", False)),
         kbit_preparation=unquantised.startswith("fp32"),
         quantise_head=quant_head,
+        trl_casting="trl" in framework
+        and method == "qlora"
+        and norm["autocast"] == "bf16"
+        and unquantised.startswith("fp32"),
         optimizer=optimizer,
         optimizer_in_backward="backward" in str(raw.get("optimizer") or ""),
         grad_clip=raw.get("grad_clip"),

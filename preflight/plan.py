@@ -68,6 +68,7 @@ class Plan:
 
     `optimizer` None: the Trainer's default of the torch version (fused from 2.8). `target_modules` empty: all linear
     layers. `compute_capability` None: a card of the Ampere kind (8.0) is assumed, which the estimate says.
+    `trl_casting`: norms in float32, embeddings and head in bfloat16, as TRL casts 4-bit models under bf16.
     `transformers`: the version whose loss and layers are meant; None the current one.
     """
 
@@ -92,6 +93,7 @@ class Plan:
     double_quant: bool = True
     kbit_preparation: bool = True
     quantise_head: bool = False
+    trl_casting: bool = False
     # the step
     optimizer: str | None = None
     optimizer_in_backward: bool = False

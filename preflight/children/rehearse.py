@@ -1172,6 +1172,8 @@ def rehearse(job, say):
         source = {}
     if adapters:
         model = add_adapters(torch, model, plan)
+    if plan["trl_casting"]:
+        cast_like_trl(torch, model)
     owners = owners_of(stacks)
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -1233,6 +1235,19 @@ def count_trainable(model, owners):
                 seen.add(id(parameter))
                 counts[owner] = counts.get(owner, 0) + parameter.numel()
     return counts
+
+
+def cast_like_trl(torch, model):
+    """TRL's SFTTrainer (0.7 to 0.18) on a 4-bit model with bf16: norms in float32, embeddings and head in bfloat16.
+
+    Source: trl trainer/utils.py, peft_module_casting_to_bf16.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.LayerNorm) or "norm" in name:
+            module.to(torch.float32)
+        elif any(part in name for part in ("lm_head", "embed_tokens", "wte", "wpe")):
+            if getattr(module, "weight", None) is not None and module.weight.dtype == torch.float32:
+                module.to(torch.bfloat16)
 
 
 def use_flash_package(model, flash_package):

@@ -49,8 +49,10 @@ class Builder:
         self.batch, self.length = plan.micro_batch, plan.sequence_tokens
         self.rows = plan.tokens
         self.source = WIDTHS[plan.weight_dtype]
-        self.plain = 4 if plan.upcast else self.source
-        self.stream = self.plain
+        self.plain = 4 if plan.upcast and not plan.trl_casting else self.source
+        self.norm_width = 4 if plan.upcast else self.source
+        # with float32 norms the MLP answers in float32, so the hidden states are from the first layer on
+        self.stream = self.norm_width
         self.cast = 2 if plan.autocast else None
         self.adapter = WIDTHS[plan.adapter_dtype]
         self.half = 2
@@ -192,7 +194,7 @@ class Builder:
         tape.hold(wide)
         y = tape.cast(y, width or x.width)
         keeps = [y] if self.full else []
-        return tape.op(name, [y], x.rows, columns, max(y.width, self.plain if y.width == 4 else y.width), keeps=keeps,
+        return tape.op(name, [y], x.rows, columns, max(y.width, self.norm_width), keeps=keeps,
                        weight_grad=grad // 2, trains=self.full)  # fmt: skip
 
     def rotate(self, tape: Tape, x: Value, name: str) -> Value:

@@ -102,7 +102,7 @@ def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
     if shape.structure == "unknown" or not shape.groups or not shape.hidden_size:
         raise NoEstimate("the structure of this model is not known, so nothing can be counted")
     counted = _Counted(shape, plan)
-    moments = dict(counted.moments())
+    moments = {name: counted.on_one_gpu(name, rows) for name, rows in counted.moments()}
     moment = max(moments, key=lambda name: sum(row.bytes for row in moments[name]))
     rows = moments[moment]
     allocated = sum(row.bytes for row in rows)
@@ -191,7 +191,8 @@ class _Counted:
             biases = module.bias * module.per_layer * times
             copies = module.per_layer * times
             if not self.build.quantised(module):
-                plain += (count + biases) * width
+                wide = self.build.norm_width if module.kind == "norm" else width
+                plain += (count + biases) * wide
                 continue
             plain += biases * width
             if method == "qlora":
@@ -277,16 +278,23 @@ class _Counted:
         logits.storage.kind = "logits"
         logits.storage.name = "logits"
         held = 0
-        if plan.loss == "fused_ce_on_full_logits":
-            rest = Storage("log-sum-exp", rows * 4, f"{rows} x 4 B", "logits")
-            result = tape.op("loss", [logits], 1, 1, 4, keeps=[logits, rest], passes=True, kind="logits")
-            return tape.profile(result), logits.size if plan.holds_outputs else 0
         wide = logits
-        if plan.loss == "full_logits_fp32_upcast" or build.cast is not None:
+        if plan.loss in ("full_logits_fp32_upcast", "fused_ce_on_full_logits") or build.cast is not None:
             wide = tape.cast(logits, 4, "logits in 32 bit")
+        whole = wide
+        # before 4.46 the model itself made the float32 copy, under the same name: the half-precision one was free
+        keeps_half = version_of(plan) >= (4, 46)
+        if copies_shifted_logits(plan):
+            wide = tape.op("shifted logits", [wide], rows, vocabulary, wide.width, kind="logits")
+        if plan.loss == "fused_ce_on_full_logits":
+            # the kernel writes the gradient over its input, whose memory is then the gradient that goes on
+            rest = Storage("log-sum-exp", rows * 4, f"{rows} x 4 B", "logits")
+            result = tape.op("loss", [wide], 1, 1, 4, keeps=[rest], kind="logits")
+            tape.hold(whole, wide, *([logits] if keeps_half else []))
+            return tape.profile(result), logits.size if plan.holds_outputs else 0
         chance = tape.op("log-probabilities", [wide], rows, vocabulary, wide.width, keeps_output=True, kind="logits")
         result = tape.op("loss", [chance], 1, 1, 4, kind="logits")
-        tape.hold(wide)
+        tape.hold(whole, wide, *([logits] if keeps_half else []))
         if plan.holds_outputs:
             held = rows * vocabulary * (4 if build.cast is not None else logits.width)
         return tape.profile(result), held
@@ -380,6 +388,44 @@ class _Counted:
             ]
         return rows
 
+    def on_one_gpu(self, moment: str, rows: list[Held]) -> list[Held]:
+        """The lines of one moment on the fullest of several GPUs.
+
+        FSDP and ZeRO-3 divide parameters, gradients and states and gather one layer and what lies outside the layers;
+        ZeRO-1 divides the states, ZeRO-2 the gradients too; DDP adds buckets as large as the gradients; a pipeline
+        divides the layers, the last GPU has head and loss. Source: torch.distributed.fsdp, deepspeed runtime/zero.
+        """
+        plan = self.plan
+        if plan.gpus == 1 or plan.parallel == "none":
+            return rows
+        if plan.parallel == "ddp":
+            return [*rows, Held("buckets of DDP", self.gradients(), "as large as the gradients", "gradients")]
+        whole = {"static", "quantisation", "gradients", "optimizer"}
+        divided = {"zero1": {"optimizer"}, "zero2": {"optimizer", "gradients"}}.get(plan.parallel, whole)
+        made = []
+        for row in rows:
+            if row.kind in divided or (plan.parallel == "pipeline" and "checkpoint" in row.name):
+                away = plan.offload and (row.kind == "optimizer" or plan.parallel in ("fsdp_full", "zero3"))
+                text = f"({row.text or row.bytes}) / {plan.gpus}"
+                row = Held(row.name, 0 if away else -(-row.bytes // plan.gpus), text, row.kind)
+            made.append(row)
+        if plan.parallel in ("fsdp_full", "fsdp_hybrid", "zero3") and moment.startswith(("forward", "backward")):
+            made.append(Held("gathered: one layer and what lies outside the layers", self.gathered(), "", "static"))
+        return made
+
+    def gathered(self) -> int:
+        """Bytes of the parameters that are whole at a time under FSDP or ZeRO-3."""
+        layer = max((self.stored(group.modules) for group, _ in self.profiles), default=0)
+        return layer + self.stored(self.shape.rest)
+
+    def stored(self, modules: tuple[Module, ...]) -> int:
+        """Bytes of these modules as they are stored."""
+        total = 0
+        for module in modules:
+            packed = self.build.quantised(module)
+            total += module.parameters // 2 if packed else module.parameters * self.build.plain
+        return total
+
     def step_temporary(self) -> int:
         """A foreach step makes one list as large as the parameters (the square roots of the second moments)."""
         if self.plan.optimizer_name() in ("adamw_torch", "adafactor", "muon"):
@@ -416,6 +462,21 @@ def state_bytes(optimizer: str, elements: int, width: int) -> int:
     if "8bit" in optimizer and elements >= 4096:
         return count * (_block(elements) + _block(-(-elements // 256) * 4))
     return count * _block(elements * 4)
+
+
+def copies_shifted_logits(plan: Plan) -> bool:
+    """Whether the loss copies the logits less their last position: transformers before 4.50.
+
+    Source: transformers loss/loss_utils.py; 4.45 and before: in each model's forward. Later versions shift the labels.
+    """
+    return version_of(plan) < (4, 50)
+
+
+def version_of(plan: Plan) -> tuple[int, ...]:
+    """(major, minor) of the plan's transformers; very new when none is named."""
+    if plan.transformers is None:
+        return (99, 0)
+    return tuple(int(part) for part in plan.transformers.split(".")[:2] if part.isdigit())
 
 
 def _block(size: int) -> int:
