@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from preflight import gpu_checks, gpu_health
+from preflight import gpu_checks, gpu_drivers, gpu_health
 from preflight.console import UsageError, parser, run_main, run_stage
 from preflight.findings import Finding, Section, run_checks, say
 
@@ -51,8 +51,8 @@ def check_torch(seen: Seen) -> list[Finding]:
 
 CHECKS = (
     gpu_checks.check_devices,
-    gpu_checks.check_driver_answers,
-    gpu_checks.check_other_vendors_answer,
+    gpu_drivers.check_driver_answers,
+    gpu_drivers.check_other_vendors_answer,
     gpu_health.check_kernel_log,
     check_torch,
     gpu_checks.check_driver_version,

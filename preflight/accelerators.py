@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -92,6 +93,9 @@ def _nvidia(looking: _Looking) -> None:
                 troubles.append(trouble)
             elif reading is None and not trouble:
                 troubles.append(Trouble("nvidia-smi", "truncated" if _began(text) else "failed", text.strip()[:400]))
+    seen_by_nvml = _ask_nvml(looking, answers)
+    if seen_by_nvml.gpus:
+        readings.append((0, seen_by_nvml))
     if answers:
         absent = any(trouble.kind == "absent" for trouble in troubles) and not readings
         looking.asked["nvidia-smi"] = (
@@ -119,6 +123,20 @@ def _nvidia(looking: _Looking) -> None:
     looking.driver = nvidia.joined_driver(
         looking.driver, nvidia.parse_proc_version(looking.machine.read("/proc/driver/nvidia/version").text)
     )
+
+
+def _ask_nvml(looking: _Looking, answers: Sequence[tuple[str, Answer]]) -> nvidia.Reading:
+    """The cards through the driver's library, where nvidia-smi is not installed but the driver is (some containers)."""
+    machine = looking.machine
+    if not machine.replayed:
+        absent = all(answer.absent for _, answer in answers)
+        if not absent or not (machine.list("/dev/nvidia[0-9]*") or machine.list(r"C:\Windows\System32\nvml.dll")):
+            return nvidia.Reading()
+    answer = machine.ask("ask_nvml", sys.executable, timeout_s=10.0)
+    reading = nvidia.parse_nvml(answer.lines_of_json())
+    if reading.gpus:
+        looking.asked["NVML"] = "answered"
+    return reading
 
 
 def _began(text: str) -> bool:

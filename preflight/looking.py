@@ -31,6 +31,8 @@ def together(machine: Machine, accelerators: Accelerators, host: Host, log: Kern
     if seen.trouble("no-driver") or seen.trouble("no-devices"):
         seen = replace(seen, hints=_hints(machine))
     aim = target_of(seen)
+    if accelerators.vendor("ascend"):
+        return seen  # torch_npu pairs with torch by its own rule, not by the wheel table
     return replace(seen, target=aim, choice=wheels.choose(aim))
 
 

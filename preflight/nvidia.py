@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -454,6 +454,32 @@ def parse_query_processes(text: str) -> list[GpuProcess]:
             memory = size_bytes(values.get("used_gpu_memory [mib]") or values.get("used_gpu_memory", ""))
             found.append(GpuProcess(None, pid, values.get("process_name") or None, "C", memory))
     return found
+
+
+def parse_nvml(lines: Iterable[Mapping[str, Any]]) -> Reading:
+    """What preflight/children/ask_nvml.py wrote: the driver, then one line a device."""
+    seen = Reading()
+    for line in lines:
+        if "driver" in line:
+            seen.driver = Driver(version=line.get("driver"), cuda=line.get("cuda"))
+        index = line.get("device")
+        if not isinstance(index, int):
+            continue
+        seen.gpus.append(
+            Gpu(
+                index,
+                name=line.get("name"),
+                lost="error" in line,
+                total_bytes=line.get("total_bytes"),
+                used_bytes=line.get("used_bytes"),
+                free_bytes=line.get("free_bytes"),
+                compute_capability=line.get("compute_capability"),
+                pci_bus_id=line.get("pci_bus_id"),
+                driver_model=line.get("driver_model"),
+                mig_mode=line.get("mig_mode"),
+            )
+        )
+    return seen
 
 
 def joined(readings: Iterable[Reading]) -> Reading:

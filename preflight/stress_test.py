@@ -107,9 +107,12 @@ def progress(duration_s: float, title: str) -> Callable[[Mapping[str, Any]], Non
         from tqdm import tqdm
     except ImportError:
         return lambda line: None
-    bar = tqdm(
-        total=duration_s, desc=title, unit="s", bar_format="{desc}: {percentage:3.0f} %|{bar}| {n:.0f}/{total:.0f} s"
-    )
+    import shutil
+
+    form = "{desc}: {percentage:3.0f} %|{bar}| {n:.0f}/{total:.0f} s"
+    # some terminals report no width, and tqdm would then draw nothing
+    width = min(100, shutil.get_terminal_size((80, 24)).columns)
+    bar = tqdm(total=duration_s, desc=title, unit="s", bar_format=form, ncols=width)
 
     def move(line: Mapping[str, Any]) -> None:
         if not line:
