@@ -55,10 +55,12 @@ from preflight.directory_checks import (
     check_weights,
 )
 from preflight.findings import Finding, Level, Section, crashed, quote, run_checks
-from preflight.machine import Machine, choose_python
+from preflight.hub import HubTrouble, fetch_model, is_hub_id
+from preflight.machine import Interpreter, Machine, choose_python
 from preflight.memory.budget import Budget, named_card
 from preflight.model_directory import ModelDirectory, read_model_directory, stored_bytes
 from preflight.model_shape import ConfigTrouble, ModelShape, read_dtype, read_shape
+from preflight.module_tree import Tree, ask_tree, check_tree, lora_requests, tree_facts, wanted
 from preflight.plan import Plan
 from preflight.quantised import (
     Quantised,
@@ -121,6 +123,7 @@ class Seen:
     taken: Taken | None
     memory: dict[str, Any]
     memory_findings: tuple[Finding, ...]
+    tree: Tree | None = None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -138,6 +141,14 @@ def make_parser() -> argparse.ArgumentParser:
     data = made.add_argument_group("data and limits")
     data.add_argument("--tokens", type=int, metavar="N", help="tokens that will be trained on (for the LoRA rank)")
     data.add_argument("--data", metavar="FILE", help="training data, to estimate its tokens (for the LoRA rank)")
+    data.add_argument(
+        "--module-tree", choices=("auto", "always", "never"), default="auto",
+        help="build the model on the meta device with the transformers under test: auto, when the architecture is not "
+        "known here; always, to check the counts (default: auto)",
+    )  # fmt: skip
+    data.add_argument(
+        "--trust-remote-code", action="store_true", help="let the model's own code run, in a child, for the module tree"
+    )
     data.add_argument("--follow-links", action="store_true", help="read through links that lead out of the directory")
     return made
 
@@ -172,9 +183,16 @@ def read_card(machine: Machine, args: argparse.Namespace) -> Card:
     return Card(None, None, None, None)
 
 
-def look(machine: Machine, name: str, args: argparse.Namespace, card: Card, versions: Versions) -> Seen:
+def look(
+    machine: Machine, name: str, args: argparse.Namespace, card: Card, versions: Versions, python: Interpreter
+) -> Seen:
     """Everything about one model."""
-    directory = read_model_directory(name, args.follow_links)
+    fetched = fetch_model(machine, python.path, name) if is_hub_id(name) else None
+    if fetched is not None and fetched.trouble:
+        raise HubTrouble(name, fetched)
+    directory = read_model_directory(
+        fetched.folder if fetched else name, args.follow_links, fetched.listing if fetched else None
+    )
     shape, trouble = None, ""
     if directory.config.object:
         try:
@@ -182,6 +200,11 @@ def look(machine: Machine, name: str, args: argparse.Namespace, card: Card, vers
         except ConfigTrouble as error:
             trouble = str(error)
     support = read_support(directory, shape, versions)
+    tree = None
+    if wanted(args, directory, shape, support, versions):
+        tree = ask_tree(machine, python.path, directory, args.trust_remote_code, lora_requests())
+        if tree.shape is not None and (shape is None or shape.structure == "unknown"):
+            shape, trouble = tree.shape, ""
     quantised = read_quantised(directory.config.object, directory)
     tokenizer = read_tokenizer(directory, args.follow_links)
     rendered = render_templates(machine, tokenizer)
@@ -192,10 +215,14 @@ def look(machine: Machine, name: str, args: argparse.Namespace, card: Card, vers
     made = choices(shape, support.native) if shape is not None else []
     rank = recommend_rank(shape, recommended(made), args.tokens) if shape is not None else None
     supported = read_supported(shape, directory, versions, support.native)
+    if tree is not None and tree.shape is not None:
+        has = tree.attention
+        where = f"transformers {tree.versions.get('transformers', '?')}"
+        supported = Supported(has.get("sdpa"), has.get("flash"), has.get("flex"), where)
     memory, findings = read_memory(shape, plan, choose, card, quantised) if shape is not None else ({}, ())
     chosen = plan if not memory else replace(plan, method=memory["plan"]["method"])
     return Seen(
-        name=directory.path.resolve().name if name in (".", "..") else Path(name).name or name,
+        name=name if fetched else directory.path.resolve().name if name in (".", "..") else Path(name).name or name,
         directory=directory,
         shape=shape,
         shape_trouble=trouble,
@@ -212,6 +239,7 @@ def look(machine: Machine, name: str, args: argparse.Namespace, card: Card, vers
         taken=taken(shape, chosen, supported, card.capability, versions, card.gpu) if shape is not None else None,
         memory=memory,
         memory_findings=tuple(findings),
+        tree=tree,
     )
 
 
@@ -299,6 +327,11 @@ def check_parameters(seen: Seen) -> list[Finding]:
     ]
 
 
+def check_module_tree(seen: Seen) -> list[Finding]:
+    """Whether transformers' own modules say the same."""
+    return check_tree(seen.tree, seen.shape)
+
+
 def check_loading(seen: Seen) -> list[Finding]:
     """Versions and code that loading needs."""
     if seen.directory.config.trouble:
@@ -373,6 +406,7 @@ def check_memory(seen: Seen) -> list[Finding]:
 CHECKS = (
     check_directory,
     check_parameters,
+    check_module_tree,
     check_loading,
     check_base,
     check_lora,
@@ -418,6 +452,7 @@ def facts_of(seen: Seen) -> dict[str, Any]:
             "max_token_id": seen.tokenizer.max_token_id,
             "embedding_rows": shape.vocab_size if shape else None,
         }
+    made["module_tree"] = tree_facts(seen.tree)
     made["card"] = {"name": seen.card.name, "compute_capability": seen.card.capability}
     made["versions"] = versions_facts(seen.versions)
     return made
@@ -494,12 +529,21 @@ def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
     planned = {name: value for name in ("transformers", "peft") if (value := getattr(args, name))}
     versions = read_versions(machine, python, planned)
     card = read_card(machine, args)
-    seen = [look(machine, name, args, card, versions) for name in args.models]
-    if len(seen) == 1:
-        return Section(STAGE, facts_of(seen[0]), run_checks(CHECKS, seen[0]))
+    if len(args.models) == 1:
+        try:
+            seen = look(machine, args.models[0], args, card, versions, python)
+        except HubTrouble as trouble:
+            return Section(STAGE, {"model_name": quote(args.models[0], 120)}, (trouble.finding,))
+        return Section(STAGE, facts_of(seen), run_checks(CHECKS, seen))
     findings: list[Finding] = []
     models = []
-    for one in seen:
+    for name in args.models:
+        try:
+            one = look(machine, name, args, card, versions, python)
+        except HubTrouble as trouble:
+            findings.append(trouble.finding)
+            models.append(dict.fromkeys(SHOWN) | {"model_name": quote(name, 120), "level": trouble.finding.level.value})
+            continue
         judged = run_checks(CHECKS, one)
         findings += [replace(f, what=f"{quote(one.name, 60)}: {f.what}") for f in judged if f.level is not Level.OK]
         if all(f.level is Level.OK for f in judged):

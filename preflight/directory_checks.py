@@ -271,6 +271,14 @@ def _whole(directory: ModelDirectory, shape: ModelShape | None) -> Finding:
     counted = shape.parameters if shape is not None else None
     files = len(weights.safetensors) or len(weights.pickles)
     note = ""
+    if set(weights.safetensors) & set(directory.on_hub) or set(weights.pickles) & set(directory.on_hub):
+        return Finding(
+            "weights-on-hub",
+            Level.OK,
+            f"The weights are on the hub ({files} files, {(size or 0) / 2**30:.2f} GiB); they were not downloaded.",
+            "Only the small files were fetched.",
+            source="the hub's listing",
+        )
     if weights.elements is not None and counted is not None and weights.elements != counted:
         note = (
             f"The headers hold {weights.elements:,} elements, the configuration describes {counted:,} parameters: "

@@ -103,6 +103,7 @@ class ModelDirectory:
     links_outside: tuple[str, ...] = ()
     odd_names: tuple[str, ...] = ()
     truncated: bool = False
+    on_hub: tuple[str, ...] = ()
 
     @property
     def missing_code(self) -> tuple[str, ...]:
@@ -211,8 +212,13 @@ def parse_json(name: str, data: bytes, limit_bytes: int = MOST_TEXT_BYTES) -> Js
     return JsonFile(name, value, trouble, "", bom, bool(constants), encoding)
 
 
-def read_model_directory(path: str | os.PathLike[str], follow_links: bool = False) -> ModelDirectory:
-    """What lies in the directory. Raises UsageError when there is no such directory."""
+def read_model_directory(
+    path: str | os.PathLike[str], follow_links: bool = False, elsewhere: Mapping[str, int] | None = None
+) -> ModelDirectory:
+    """What lies in the directory. Raises UsageError when there is no such directory.
+
+    `elsewhere`: names and sizes of files that belong to it and were left on the hub.
+    """
     root = Path(path).expanduser()
     if root.is_file():
         raise UsageError(f"MODEL {path}: is a file; name the directory that holds config.json")
@@ -229,6 +235,8 @@ def read_model_directory(path: str | os.PathLike[str], follow_links: bool = Fals
         if re.search(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]", name):
             odd.append(name)
         files[name] = size
+    remote = {name: size for name, size in (elsewhere or {}).items() if name not in files}
+    files = {**remote, **files}
     config = reader.json("config.json")
     auto_map = _auto_map(config.object)
     return ModelDirectory(
@@ -237,7 +245,8 @@ def read_model_directory(path: str | os.PathLike[str], follow_links: bool = Fals
         config=config,
         generation_config=reader.json("generation_config.json"),
         adapter_config=reader.json("adapter_config.json"),
-        weights=read_weights(reader, files),
+        weights=read_weights(reader, files, frozenset(remote)),
+        on_hub=tuple(sorted(remote)),
         code_files=tuple(sorted(name for name in files if name.endswith(".py"))),
         auto_map=auto_map,
         links_outside=tuple(sorted(reader.links_outside)),
@@ -281,8 +290,8 @@ def _auto_map(config: Mapping[str, Any]) -> dict[str, str]:
 # weights
 
 
-def read_weights(reader: Reader, files: Mapping[str, int]) -> Weights:
-    """What the weight files and their index say, from headers alone."""
+def read_weights(reader: Reader, files: Mapping[str, int], remote: frozenset[str] = frozenset()) -> Weights:
+    """What the weight files and their index say, from headers alone. `remote` files are known by name and size only."""
     tensors = sorted(name for name in files if name.endswith(".safetensors"))
     adapters = {name for name in tensors if name.startswith("adapter_model")}
     shards = [name for name in tensors if name not in adapters]
@@ -306,6 +315,8 @@ def read_weights(reader: Reader, files: Mapping[str, int]) -> Weights:
     seen: dict[str, tuple[str, tuple[int, ...]]] = {}
     budget = MOST_HEADERS_BYTES
     for name in [*shards, *pickles]:
+        if name in remote:
+            continue
         if files[name] < 1024 and (size := _pointer_size(reader.head(name, 1024))) is not None:
             pointers.append(name)
             pointer_bytes += size

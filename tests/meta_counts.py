@@ -48,10 +48,8 @@ for name in wanted:
             two = TWO.get(config["model_type"], ["q_proj", "v_proj"])
             line["two"], line["lora_two"] = two, trained(model, two)
             line["lora_all"] = trained(model, "all-linear")
-        child_lines = []
-        child.say = lambda **values: child_lines.append(values)
+        child.say = lambda line=line, **values: line.update(four_bit=values.get("quantised"))
         child.four_bit(model)
-        line["four_bit"] = child_lines[0].get("quantised")
     except Exception as error:
         line["error"] = f"{type(error).__name__}: {error}"[:300]
     print(json.dumps(line), flush=True)
