@@ -33,7 +33,10 @@ def generate(path: Path, mebibytes: int, seed: int = 0) -> int:
             for _ in range(random_.randint(1, 3)):
                 question = " ".join(random_.choices(words, k=random_.randint(10, 60)))
                 answer = " ".join(random_.choices(words, k=random_.randint(20, 120)))
-                messages += [{"role": "user", "content": f"{question}?"}, {"role": "assistant", "content": f"{answer}."}]
+                messages += [
+                    {"role": "user", "content": f"{question}?"},
+                    {"role": "assistant", "content": f"{answer}."},
+                ]
             record: dict[str, object] = {"messages": messages, "id": count}
             if recent and count % 100 == 7:
                 record = {**random_.choice(recent), "id": count}  # an exact duplicate but for its id
