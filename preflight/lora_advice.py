@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-# Common starting values; PEFT's documentation and the LoRA paper use ranks of this size.
-RANK, ALPHA = 16, 32
-
 
 def lora_advice(model: str | None) -> str:
-    """LoRA settings in one line, with the trainable parameters where the model's config.json can be read."""
-    general = f'LoRA with r={RANK}, lora_alpha={ALPHA}, target_modules="all-linear"'
+    """LoRA settings in one line, as the model stage recommends them from config.json (None: nothing to look into)."""
+    general = 'LoRA with r=16, lora_alpha=32, target_modules="all-linear"'
     if model is None or not Path(model, "config.json").is_file():
         return f"{general} (`python model_analyzer.py MODEL` checks that they exist)"
     try:
-        from preflight.lora import reach
+        from preflight.adapter_choice import choices, recommend_rank, recommended
         from preflight.model_shape import read_shape
 
         shape = read_shape(json.loads(Path(model, "config.json").read_text(encoding="utf-8-sig")))
-        found = reach(shape, "all-linear", RANK)
-    except Exception:  # an odd config costs the figure only; the model stage says what is odd about it
+        best = recommended(choices(shape))
+        rank = recommend_rank(shape, best, None)
+        trained = best.trainable(rank.r) if best is not None else None
+        targets = best.targets if best is not None else None
+    except Exception:  # an odd config costs the figures only; the model stage says what is odd about it
         return f"{general} (`python model_analyzer.py {model}` checks that they exist)"
-    if found.trainable is None:
+    if targets is None or trained is None:
         return f"LoRA; `python model_analyzer.py {model}` finds target modules that exist in this model"
-    return f"{general}: {found.trainable:,} trainable parameters here (`python model_analyzer.py {model}`)"
+    shown = json.dumps(targets if isinstance(targets, str) else list(targets))
+    return f"LoRA with r={rank.r}, lora_alpha={rank.alpha}, target_modules={shown}: {trained:,} trainable parameters"

@@ -12,6 +12,7 @@ from preflight import exam, exam_checks, red_team
 from preflight.backends import Reply, read_run
 from preflight.findings import Finding, Level
 from preflight.harness import harness_results
+from preflight.lora_advice import lora_advice
 from preflight.samples import Sample
 from preflight.scoring import read_scorer
 
@@ -339,3 +340,14 @@ def test_the_task_section_renders_in_every_state(tmp_path: Path) -> None:
         section = {"stage": "task_evaluator", "level": "ok", "observed": document, "findings": []}
         text = render({"sections": {"task_evaluator": section}}, strict=True)["task_evaluator"]
         assert text.startswith("## Task")
+
+
+def test_the_lora_advice_is_concrete_for_a_known_model() -> None:
+    """r * (in + out) over the seven linear modules of 30 layers, r = 16: 4,884,480."""
+    folder = Path(__file__).resolve().parent.parent / "examples" / "smollm2-135m-instruct"
+    hidden, kv, inner = 576, 192, 1536
+    per_layer = 2 * (hidden + hidden) + 2 * (hidden + kv) + 2 * (hidden + inner) + (inner + hidden)
+    assert 16 * 30 * per_layer == 4_884_480
+    advice = lora_advice(str(folder))
+    assert "r=16" in advice and "lora_alpha=32" in advice and "4,884,480" in advice
+    assert "all-linear" in lora_advice(None) and "model_analyzer.py" in lora_advice("/no/such/model")
