@@ -116,10 +116,6 @@ def _fit(found: Recovered, validator: Validator) -> tuple[Fit, Recovered]:
 
 def look(args: argparse.Namespace) -> tuple[SchemaFile, dict[str, Any]]:
     """The schema and everything seen, as plain data."""
-    try:
-        import jsonschema  # noqa: F401 - used by the validator
-    except ImportError:
-        raise console.UsageError("jsonschema is not installed in this Python: `pip install jsonschema`") from None
     file = read_schema(args.schema)
     validator = Validator(file.main.schema, file.path.resolve().parent)
     breaches = lint(file.parts, args.provider, file.request, not args.not_strict)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from preflight.console import UsageError
 
@@ -21,27 +22,49 @@ def workshop(target: Path | None) -> Iterator[Path]:
 
     Without a target it lies in the system's folder for temporary files.
     """
-    from filelock import FileLock, Timeout
-
     parent = target.parent if target is not None else Path(tempfile.gettempdir())
     prefix = f".{target.name}.part-" if target is not None else "preflight-data-"
     if target is not None:
         for left in parent.glob(f"{prefix}*"):
-            try:
-                with FileLock(left / "owner.lock", timeout=0):
-                    pass
-            except (Timeout, OSError):
-                continue  # another run is at work there
-            shutil.rmtree(left, ignore_errors=True)
+            claim = _claimed(left)
+            if claim is not None:  # else another run is at work there
+                claim.close()
+                shutil.rmtree(left, ignore_errors=True)
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     except OSError as error:
         raise UsageError(f"{parent}: cannot be written ({error.strerror})") from error
+    held = _claimed(folder)
     try:
-        with FileLock(folder / "owner.lock", timeout=0):
-            yield folder
+        yield folder
     finally:
+        if held:
+            held.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Claim:
+    """A folder that is ours as long as we live: the system gives the lock back whatever ends us."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def close(self) -> None:
+        self._lock.release()
+
+
+def _claimed(folder: Path) -> _Claim | None:
+    """The claim on a folder, or None when another process holds it (or filelock is not installed)."""
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError:
+        return None
+    lock = FileLock(folder / "owner.lock")
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return None
+    return _Claim(lock)
 
 
 def check_target(target: Path, inputs: list[Path]) -> None:

@@ -366,8 +366,10 @@ class Validator:
     """
 
     def __init__(self, schema: Any, folder: Path | None = None) -> None:
-        import jsonschema
-
+        try:
+            import jsonschema
+        except ImportError:
+            raise UsageError("jsonschema is not installed in this Python: `pip install jsonschema`") from None
         self.schema = schema
         self.problem = ""
         self.notes: list[str] = []
