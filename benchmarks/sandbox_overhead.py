@@ -1,7 +1,8 @@
 """What does a trial in a sandbox cost, compared with the same installs and imports done by hand?
 
-Side by side, with a warm cache: by hand (virtualenv, install, one Python process that imports and runs the same steps),
-`env_sandbox.py --mode full` with uv, and with pip. Prints seconds and ratios; exit code 1 when a ratio is out of bounds.
+Side by side, with a warm cache: by hand (virtualenv, install, one Python process that runs the same steps),
+`env_sandbox.py --mode full` with uv, and with pip. Prints seconds and ratios; exit code 1 when one is out of bounds.
+By hand, Python compiles what it imports; the sandbox brings the bytecode of an earlier one (preflight/bytecode.py).
 
     python benchmarks/sandbox_overhead.py [--repeat 3] [--without-pip]
 """
@@ -57,8 +58,7 @@ def with_tool(installer: str, folder: Path) -> float:
     """Seconds of the same through env_sandbox.py."""
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(ROOT / "env_sandbox.py"), "--json", "--mode", "full", "--installer", installer]
-        + ["--python", sys.executable],
+        [sys.executable, str(ROOT / "env_sandbox.py"), "--json", "--installer", installer, "--python", sys.executable],
         capture_output=True,
         text=True,
         cwd=folder,

@@ -249,7 +249,7 @@ CP311 = frozenset(
         ("a-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_28_x86_64.whl", None),
         ("a-1-cp310-abi3-linux_x86_64.whl", None),
         ("a-1-2-py3-none-any.whl", None),
-        ("flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl", "for cp312, but the interpreter is cp311"),
+        ("flash_attn-2.8.3+cu12torch2.8-cp312-cp312-linux_x86_64.whl", "for cp312, but the interpreter is cp311"),
         ("a-1-cp311-cp311-win_amd64.whl", "win_amd64"),
         ("a-1-cp311-cp311-manylinux_2_28_aarch64.whl", "aarch64"),
         ("a-1.whl", "not named like a wheel"),
