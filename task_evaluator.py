@@ -71,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     how.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     how.add_argument("--load-in-4bit", action="store_true", help="load with bitsandbytes nf4, as QLoRA would")
     how.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run, in the child")
+    how.add_argument("--no-thinking", action="store_true", help="ask reasoning models for the answer alone")
     how.add_argument("--debug", action="store_true", help="show prompt, token ids, raw output and score of each sample")
     return made
 

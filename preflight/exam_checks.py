@@ -251,6 +251,8 @@ def _task_finding(task: Mapping[str, Any], observed: Mapping[str, Any]) -> Findi
     if wrong and task["wrong_form"] > wrong / 2:
         failures = f"{task['wrong_form']} of the {wrong}" if task["wrong_form"] < wrong else f"All {wrong}"
         what += f" {failures} failures have the wrong form rather than a wrong answer."
+    if task["cut"]:
+        what += f" {task['cut']} of the failures were cut at the limit of new tokens."
     if task["tier"] is None:
         needed = task["samples_needed"]
         more = f"about {needed} would be needed" if needed else "no number would settle a share right at a threshold"
@@ -307,8 +309,23 @@ def _what_follows(
 
 def check_prompt(observed: Mapping[str, Any]) -> list[Finding]:
     """Were the prompts put the way the model was trained on?"""
-    rendered = observed["generation"]["rendered"] if "generation" in observed else {}
+    if "generation" not in observed:
+        return []
+    rendered = observed["generation"]["rendered"]
     findings = []
+    too_long = observed["generation"].get("prompts_over_context") or []
+    if too_long:
+        findings.append(
+            Finding(
+                "prompts-over-context",
+                Level.WARN,
+                f"{len(too_long)} prompts with their new tokens are longer than the model's context of "
+                f"{observed['generation']['load']['context_tokens']} tokens: {quote(', '.join(too_long[:5]), 120)}.",
+                "Beyond its context a model fails or answers nonsense; these samples say nothing about the task.",
+                ("shorten them, lower `--max-new-tokens`, or take a model with a longer context",),
+                "config.json, max_position_embeddings",
+            )
+        )
     if rendered.get("plain text"):
         findings.append(
             Finding(

@@ -71,7 +71,7 @@ def compare_exams(before: Exam, after: Exam) -> dict[str, Any]:
     both = [key for key in before.right if key in after.right]
     differing = sorted(
         name
-        for name in ("max_new_tokens", "temperature", "seed", "shots")
+        for name in ("max_new_tokens", "temperature", "seed", "shots", "no_thinking")
         if before.settings.get(name) != after.settings.get(name)
     )
     return {

@@ -283,7 +283,8 @@ def score(scorer: Scorer, output: str) -> Scored:
     """Judge one output. Never raises for what a model may write."""
     text = visible(output)
     if not text.strip():
-        return Scored(False, "the output is empty", wrong_form=True)
+        reason = "the output ends inside its reasoning" if output.strip() else "the output is empty"
+        return Scored(False, reason, wrong_form=True)
     if scorer.kind == "all_of":
         parts = [score(part, output) for part in scorer.rule["scorers"]]
         worst = next((part for part in parts if not part.passed), parts[-1])

@@ -126,6 +126,8 @@ def request_body(sample):
     body["temperature"] = JOB.get("temperature") or 0
     body["seed"] = JOB.get("seed", 0)
     body["stream_options"] = {"include_usage": True}
+    if JOB.get("no_thinking"):  # vLLM, SGLang and llama.cpp's server hand this to the chat template
+        body["chat_template_kwargs"] = {"enable_thinking": False}
     if sample.get("tools"):
         body["tools"] = sample["tools"]
     for name in LEFT_OUT:
@@ -143,7 +145,7 @@ def send(sample, deadline):
         try:
             return open_url("/chat/completions", request_body(sample), left), began
         except Refused as error:
-            names = ("stream_options", "seed", "temperature", "max_tokens", "tools")
+            names = ("stream_options", "seed", "temperature", "max_tokens", "tools", "chat_template_kwargs")
             blamed = [n for n in names if error.status in (400, 422) and n in error.body and n not in LEFT_OUT]
             if blamed:
                 LEFT_OUT.add(blamed[0])

@@ -122,7 +122,7 @@ def plain_prompt(messages):
     return "\n\n".join(lines) + "\n\nAnswer:"
 
 
-def render(tokenizer, sample):
+def render(tokenizer, sample, no_thinking):
     """(prompt text, how it was rendered, whether special tokens are in it already)"""
     if sample.get("prompt") is not None:
         return sample["prompt"], "as given", False
@@ -140,6 +140,8 @@ def render(tokenizer, sample):
     for how, turns, given in attempts:
         try:
             extra = {"tools": given} if given else {}
+            if no_thinking:  # the name that Qwen3 and others agreed on; other templates ignore it
+                extra["enable_thinking"] = False
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **extra)
         except Exception as error:  # templates raise whatever they like for roles they do not know
             problem = error
@@ -264,7 +266,7 @@ def load(torch, transformers, auto_model, auto_tokenizer, job):
 
 
 def answer(torch, tokenizer, model, sample, job, watch_class):
-    text, how, has_special = render(tokenizer, sample)
+    text, how, has_special = render(tokenizer, sample, bool(job.get("no_thinking")))
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=not has_special)
     ids = inputs["input_ids"].to(model.device)
     prompt_tokens = ids.shape[1]
