@@ -174,7 +174,8 @@ def plan_of(raw: Mapping[str, Any]) -> Plan:
         use_cache=raw["source"] == "peft_method_comparison",
         gpus=raw.get("n_gpus") or 1,
         parallel=_PARALLEL.get(raw.get("parallelism") or "none", "none"),
-        transformers=version if re.fullmatch(r"\d+(\.\d+)+.*", version) else None,
+        # rows that state no version are from 2023 to spring 2025
+        transformers=version if re.fullmatch(r"\d+(\.\d+)+.*", version) else "4.48",
     )
 
 

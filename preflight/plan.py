@@ -88,7 +88,7 @@ class Plan:
     virtual_tokens: int = 20
     # precision: dtype of what is not quantised; autocast is what bf16=True or fp16=True of the Trainer switches on
     weight_dtype: str = "bf16"
-    autocast: str | None = None
+    autocast: str | None = "bf16"
     quant_type: str = "nf4"
     double_quant: bool = True
     kbit_preparation: bool = True

@@ -450,8 +450,9 @@ class Builder:
     def recurrence(self, tape: Tape, x: Value, group: Layers) -> Value:
         """Mamba, Mamba-2 and gated linear attention with their fused kernels: projections, a short convolution, a scan.
 
-        The scan keeps its inputs, its output and one state per chunk of 256 tokens: [batch, chunks, width, 128] float32.
-        Source: mamba_ssm ops/triton/ssd_combined.py; without these kernels the scan in plain torch takes several times more.
+        The scan keeps its inputs, its output and one state per chunk of 256 tokens: [batch, chunks, width, 128] in
+        float32. Without these kernels the scan in plain torch takes several times more.
+        Source: mamba_ssm ops/triton/ssd_combined.py.
         """
         modules = [m for m in group.modules if m.kind == "linear" and not _is_mlp(m)]
         if not modules:

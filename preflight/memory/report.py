@@ -8,6 +8,7 @@ from typing import Any
 from preflight.findings import Finding, Level
 from preflight.memory.budget import Budget, judge, verdict
 from preflight.memory.closed_form import MemoryEstimate, NoEstimate, estimate
+from preflight.memory.would_fit import fixes, would_fit
 from preflight.model_shape import ModelShape
 from preflight.plan import Plan
 
@@ -15,12 +16,13 @@ _STRONGEST_FIRST = ("full", "lora", "qlora")
 
 
 def memory(
-    shape: ModelShape, plan: Plan, budget: Budget, choose_method: bool = False
+    shape: ModelShape, plan: Plan, budget: Budget, choose_method: bool = False, recommend: bool = False
 ) -> tuple[dict[str, Any], list[Finding]]:
     """(observed, findings) of the memory question, from formulas alone: no torch, well under 0.2 s.
 
     observed: `plan`, `estimate` (components, interval, moments; see MemoryEstimate.as_json), `budget`, `verdict`
     ("yes", "marginal", "no" or None), `by_method` (full, lora, qlora: bytes and verdict each).
+    `would_fit` (see would_fit.py) is there when the verdict is marginal or no, or with `recommend`.
     With `choose_method` the strongest method that fits is taken; when none does, QLoRA is judged.
     """
     try:
@@ -53,7 +55,13 @@ def memory(
             for name, (_, item) in by_method.items()
         },
     }
-    return observed, [judge(made, budget, describe(plan))]
+    answer = observed["verdict"]
+    remedies: tuple[str, ...] = ()
+    if budget.free_bytes is not None and (recommend or answer in ("marginal", "no")):
+        found = would_fit(shape, plan, budget)
+        observed["would_fit"] = found
+        remedies = fixes(found, made.high_bytes + made.context_bytes)
+    return observed, [judge(made, budget, describe(plan), remedies)]
 
 
 def describe(plan: Plan) -> str:
