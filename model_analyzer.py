@@ -61,6 +61,8 @@ from preflight.memory.budget import Budget, named_card
 from preflight.model_directory import ModelDirectory, read_model_directory, stored_bytes
 from preflight.model_shape import ConfigTrouble, ModelShape, read_dtype, read_shape
 from preflight.module_tree import Tree, ask_tree, check_tree, lora_requests, tree_facts, wanted
+from preflight.phone import add_flags as phone_flags
+from preflight.phone import phone
 from preflight.plan import Plan
 from preflight.quantised import (
     Quantised,
@@ -76,6 +78,7 @@ from preflight.quantised import (
 from preflight.support import (
     Support,
     Versions,
+    at_least,
     check_support,
     read_support,
     read_versions,
@@ -89,6 +92,8 @@ SHOWN = (
     "params", "params_active", "params_towers", "hidden_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "vocab_size", "dtype", "kv_bytes_per_token_bf16", "weight_bytes",
 )  # fmt: skip
+# English text and code: 3.5 to 4.5 bytes a token with the tokenizers of current models.
+BYTES_PER_TOKEN = 4
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn": 1}
 
 
@@ -124,6 +129,8 @@ class Seen:
     memory: dict[str, Any]
     memory_findings: tuple[Finding, ...]
     tree: Tree | None = None
+    phone: dict[str, Any] | None = None
+    phone_findings: tuple[Finding, ...] = ()
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -138,6 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
     here.add_argument("--python", metavar="PATH", help="interpreter whose packages are judged")
     here.add_argument("--transformers", metavar="VERSION", help="judge for this version instead of the installed one")
     here.add_argument("--peft", metavar="VERSION", help="the same for PEFT")
+    phone_flags(made)
     data = made.add_argument_group("data and limits")
     data.add_argument("--tokens", type=int, metavar="N", help="tokens that will be trained on (for the LoRA rank)")
     data.add_argument("--data", metavar="FILE", help="training data, to estimate its tokens (for the LoRA rank)")
@@ -210,16 +218,23 @@ def look(
     rendered = render_templates(machine, tokenizer)
     plan, choose = plans.plan_from_flags(args)
     plan = replace(plan, compute_capability=card.capability or plan.compute_capability)
+    if plan.transformers is None:
+        plan = replace(plan, transformers=versions.of("transformers"))
+    unsaid = args.autocast is None and args.weight_dtype is None and not args.config
+    if unsaid and card.capability is not None and not at_least(card.capability, "8.0"):
+        plan = replace(plan, autocast="fp16", weight_dtype="fp16")  # these cards only emulate bf16
     if args.sequence_tokens is None and not args.config and shape is not None and shape.max_position:
         plan = replace(plan, sequence_tokens=min(plan.sequence_tokens, shape.max_position))
     made = choices(shape, support.native) if shape is not None else []
-    rank = recommend_rank(shape, recommended(made), args.tokens) if shape is not None else None
+    tokens = trained_tokens(args)
+    rank = recommend_rank(shape, recommended(made), tokens) if shape is not None else None
     supported = read_supported(shape, directory, versions, support.native)
     if tree is not None and tree.shape is not None:
         has = tree.attention
         where = f"transformers {tree.versions.get('transformers', '?')}"
         supported = Supported(has.get("sdpa"), has.get("flash"), has.get("flex"), where)
     memory, findings = read_memory(shape, plan, choose, card, quantised) if shape is not None else ({}, ())
+    on_phone, phone_findings = phone(shape, args)
     chosen = plan if not memory else replace(plan, method=memory["plan"]["method"])
     return Seen(
         name=name if fetched else directory.path.resolve().name if name in (".", "..") else Path(name).name or name,
@@ -240,7 +255,26 @@ def look(
         memory=memory,
         memory_findings=tuple(findings),
         tree=tree,
+        phone=on_phone,
+        phone_findings=tuple(phone_findings),
     )
+
+
+def trained_tokens(args: argparse.Namespace) -> int | None:
+    """Tokens that will be trained on: as given, else about four bytes of text each in the data file.
+
+    Raises UsageError for a file that cannot be read.
+    """
+    if args.tokens is not None:
+        if args.tokens < 1:
+            raise UsageError(f"--tokens {args.tokens}: a number of at least 1 is needed")
+        return int(args.tokens)
+    if args.data is None:
+        return None
+    try:
+        return max(1, Path(args.data).stat().st_size // BYTES_PER_TOKEN)
+    except OSError as error:
+        raise UsageError(f"--data {args.data}: cannot be read ({error.strerror})") from error
 
 
 _FIT = {"memory-fits": "memory-fit-yes", "memory-marginal": "memory-fit-marginal", "memory-too-small": "memory-fit-no"}
@@ -403,6 +437,11 @@ def check_memory(seen: Seen) -> list[Finding]:
     return list(seen.memory_findings)
 
 
+def check_phone(seen: Seen) -> list[Finding]:
+    """Whether it could run on a phone, when that was asked."""
+    return list(seen.phone_findings)
+
+
 CHECKS = (
     check_directory,
     check_parameters,
@@ -414,6 +453,7 @@ CHECKS = (
     check_length,
     check_tokenizer,
     check_memory,
+    check_phone,
 )
 
 
@@ -452,6 +492,7 @@ def facts_of(seen: Seen) -> dict[str, Any]:
             "max_token_id": seen.tokenizer.max_token_id,
             "embedding_rows": shape.vocab_size if shape else None,
         }
+    made["phone"] = seen.phone
     made["module_tree"] = tree_facts(seen.tree)
     made["card"] = {"name": seen.card.name, "compute_capability": seen.card.capability}
     made["versions"] = versions_facts(seen.versions)

@@ -46,9 +46,11 @@ class Taken:
 
 def read_supported(shape: ModelShape | None, directory: ModelDirectory, versions: Versions, native: bool) -> Supported:
     """What the architecture supports: from the table for transformers' own, from the source text for remote code."""
-    kind = shape.model_type if shape else None
-    row = facts.table("arch_support")["model_types"].get(kind or "")
-    if native and row and "latest" in row:
+    kind = (shape.model_type if shape else None) or ""
+    types = facts.table("arch_support")["model_types"]
+    # The table has the flags of gemma3_text and its like under gemma3.
+    row = next((types[name] for name in (kind, kind.removesuffix("_text")) if "latest" in types.get(name, {})), None)
+    if native and row:
         version = versions.of("transformers")
         latest = row["latest"]
         sdpa = bool(latest["sdpa"])
@@ -232,8 +234,9 @@ def check_attention(supported: Supported, what: Taken | None, plan: Plan, shape:
             Finding(
                 "attention-unknown",
                 Level.OK,
-                "Which attention this architecture takes could not be told from the files.",
-                "Its code is not part of transformers and not in the directory.",
+                "Which attention this architecture takes could not be told.",
+                "Neither the table nor code in the directory says what it supports; `--module-tree always` asks "
+                "transformers.",
                 source=_SOURCE,
             )
         ]
