@@ -11,6 +11,7 @@ import threading
 import time
 
 BEGAN = time.time()
+NEXT_QUESTION = "\nQuestion:"
 
 
 def step(name, **facts):
@@ -159,10 +160,10 @@ def render(tokenizer, sample, no_thinking):
 
 def make_watch(torch, transformers):
     class Watch(transformers.StoppingCriteria):
-        """Notes when each new token is there; stops at the deadline."""
+        """Notes when each new token is there; stops at the deadline, or where a base model asks itself the next one."""
 
-        def __init__(self, deadline):
-            self.deadline, self.times, self.late = deadline, [], False
+        def __init__(self, deadline, tokenizer=None):
+            self.deadline, self.times, self.late, self.tokenizer = deadline, [], False, tokenizer
 
         def __call__(self, input_ids, scores, **kwargs):
             # The token is computed when it can be read: on an accelerator this waits for it, as a streaming user would.
@@ -170,7 +171,11 @@ def make_watch(torch, transformers):
             now = time.perf_counter()
             self.times.append(now)
             self.late = now > self.deadline
-            return input_ids.new_full((input_ids.shape[0],), self.late, dtype=torch.bool)
+            done = self.late
+            if self.tokenizer is not None:
+                tail = input_ids[0, -min(16, len(self.times)) :]
+                done = done or NEXT_QUESTION in self.tokenizer.decode(tail)
+            return input_ids.new_full((input_ids.shape[0],), done, dtype=torch.bool)
 
     return Watch
 
@@ -276,10 +281,8 @@ def answer(torch, tokenizer, model, sample, job, watch_class):
     else:  # some models ship sampling settings, which greedy decoding warns about
         settings.update(temperature=None, top_p=None, top_k=None)
     torch.manual_seed(job.get("seed", 0))
-    if how == "plain text":
-        settings.update(stop_strings=["\nQuestion:"], tokenizer=tokenizer)
     began = time.perf_counter()
-    watch = watch_class(began + job.get("sample_timeout_s", 120))
+    watch = watch_class(began + job.get("sample_timeout_s", 120), tokenizer if how == "plain text" else None)
     with torch.inference_mode():
         out = model.generate(
             input_ids=ids,
@@ -293,8 +296,8 @@ def answer(torch, tokenizer, model, sample, job, watch_class):
     stops = stops if isinstance(stops, list) else [stops]
     finish = "time-out" if watch.late else "stop" if new and new[-1] in stops else "length"
     output = tokenizer.decode(new, skip_special_tokens=True)
-    if how == "plain text" and "\nQuestion:" in output:
-        output, finish = output.split("\nQuestion:")[0], "stop"
+    if how == "plain text" and NEXT_QUESTION in output:
+        output, finish = output.split(NEXT_QUESTION)[0], "stop"
     times = [round(moment - began, 4) for moment in watch.times]
     facts = {
         "output": output,
