@@ -1,8 +1,9 @@
-"""The report: a JSON record and its Markdown view, written so that many writers and sudden ends damage nothing."""
+"""The report: a JSON record and two views of it, written so that many writers and sudden ends damage nothing."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -33,7 +34,7 @@ def write_section(path: str | os.PathLike[str], section: Section, job: Mapping[s
 def write_sections(
     path: str | os.PathLike[str], sections: Iterable[Section], job: Mapping[str, Any] | None = None
 ) -> str:
-    """Put sections into the report at `path` (the Markdown view; the JSON record lies beside it).
+    """Put sections into the report at `path` (the Markdown view; the JSON record and the HTML page lie beside it).
 
     `job` (what was asked: model, data) is kept when given. Sections of other stages stay as they are, and so does all
     text outside the markers. Returns "" or, in one line, why the report could not be written; then nothing changed.
@@ -41,6 +42,8 @@ def write_sections(
     view = _view_path(path)
     record_path = view.with_suffix(".json")
     try:
+        from preflight.html_report import write_html
+
         with _locked(view):
             _sweep_temporaries(view)
             record = read_record(record_path)
@@ -55,8 +58,9 @@ def write_sections(
             )
             old = view.read_text(encoding="utf-8") if view.exists() else ""
             new = with_regions(old, render(record), view.name)
-            _replace(record_path, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-            _replace(view, new)
+            replace_text(record_path, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+            replace_text(view, new)
+            return write_html(view)
     except ReportTrouble as trouble:
         return str(trouble)
     except UnicodeDecodeError:
@@ -65,7 +69,6 @@ def write_sections(
         return f"{view}: cannot be written ({error.strerror or error}); use --report PATH to write elsewhere"
     except ImportError as error:
         return f"{view}: not written, because the Python package {error.name!r} is missing; `pip install {error.name}`"
-    return ""
 
 
 def _view_path(path: str | os.PathLike[str]) -> Path:
@@ -112,13 +115,13 @@ def _temporary_prefix(path: Path) -> str:
 
 def _sweep_temporaries(view: Path) -> None:
     """Remove what a killed writer left. Only called under the lock, so nobody is using them."""
-    for target in (view, view.with_suffix(".json")):
+    for target in (view, view.with_suffix(".json"), view.with_suffix(".html")):
         for left in view.parent.glob(_temporary_prefix(target) + "*.part"):
             with contextlib.suppress(OSError):
                 left.unlink()
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """Write the whole text beside `path`, then rename it into place: readers see the old file or the new one."""
     handle, temporary = tempfile.mkstemp(prefix=_temporary_prefix(path), suffix=".part", dir=path.parent)
     try:
@@ -277,6 +280,7 @@ def render_findings(findings: Sequence[Mapping[str, Any]]) -> Markdown:
     return Markdown("\n".join(lines))
 
 
+@functools.cache
 def _environment() -> Any:
     import jinja2
 

@@ -235,8 +235,11 @@ def test_forty_kills_at_random_moments_damage_nothing(tmp_path: Path) -> None:
     view.write_text("Mine.\n" + text, encoding="utf-8")
     random.seed(4)
     for number in range(40):
-        process = writer(tmp_path, view, first=1000 * number, count=1000)
-        time.sleep(0.25 + random.random() * 0.35)
+        before = view.with_suffix(".json").stat().st_mtime_ns
+        process = writer(tmp_path, view, first=1001 * number, count=1000)  # each begins with another stage
+        while view.with_suffix(".json").stat().st_mtime_ns == before and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(random.random() * 0.25)  # the first write takes most of this, later ones a tenth of it
         process.send_signal(signal.SIGKILL)
         process.wait(30)
         sections = whole(view)
