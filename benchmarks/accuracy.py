@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", help="interpreter for rehearsals with current versions")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose id contains this")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write-facts", action="store_true", help="renew facts/memory_errors.json from this run")
     parser.add_argument("--each", action="store_true", help="print every row")
     args = parser.parse_args(argv)
     wanted = [name.strip() for name in args.evidence.split(",") if name.strip()]
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in wanted:
         compared = closed(rows, args.configs) if name == "closed" else rehearsed(rows, args)
         results[name] = compared
+    if args.write_facts:
+        write_facts(results)
     if args.json:
         print(json.dumps({name: summary(items) for name, items in results.items()}, indent=1, allow_nan=False))
     else:
@@ -175,6 +178,57 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+GROUPS = ("full", "lora", "qlora", "several GPUs", "varying lengths", "eager", "all")
+
+
+def group_of(item: Compared) -> tuple[str, ...]:
+    """The groups of the error table that a row belongs to."""
+    plan = item.row.plan
+    if plan is None:
+        return ()
+    if plan.gpus > 1:
+        return ("several GPUs",)
+    if item.row.raw["norm"]["seq_len_certainty"] == "cap_reached":  # batches of many lengths fragment the cache
+        return ("varying lengths",)
+    return (("eager",) if plan.attention == "eager" else ()) + (plan.method, "all")
+
+
+def write_facts(results: dict[str, list[Compared]]) -> None:
+    """facts/memory_errors.json: how measured peaks spread around the estimates, by evidence and group.
+
+    Rows of transformers with a certain length, quality A or B. Quantiles of measured / estimated: 2.5 and 97.5 %.
+    """
+    path = ROOT / "facts" / "memory_errors.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for evidence, items in results.items():
+        table: dict[str, Any] = {}
+        for group in GROUPS:
+            ratios: dict[str, list[float]] = {"allocated": [], "reserved": []}
+            over: list[float] = []
+            for item in items:
+                if group not in group_of(item) or not item.row.certain or not item.row.hugging_face:
+                    continue
+                for metric in ratios:
+                    error = item.error_pct(metric)
+                    if error is not None and (evidence == "closed" or metric in item.row.readings):
+                        ratios[metric].append(1 / (1 + error / 100))
+                readings = item.row.readings
+                if item.estimate is not None and {"allocated", "reserved"} <= set(readings):
+                    over.append(readings["reserved"] / readings["allocated"])
+            row: dict[str, Any] = {}
+            for metric, values in ratios.items():
+                values.sort()
+                if len(values) >= 4:
+                    row[metric] = [round(quantile(values, 0.025), 4), round(quantile(values, 0.975), 4)]
+                    row[f"{metric}_rows"] = len(values)
+            if over:
+                row["reserved_over_allocated"] = round(quantile(sorted(over), 0.5), 4)
+            if row:
+                table[group] = row
+        document["evidence"][evidence] = table
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def errors_of(items: Iterable[Compared], metric: str) -> list[float]:

@@ -1,21 +1,41 @@
-"""How far off is each kind of evidence, on measurements that nobody fitted? Read from facts/memory_errors.json."""
+"""How far off is each kind of evidence, on published measurements? Read from facts/memory_errors.json."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from preflight import facts
 from preflight.plan import Plan
+
+_MEASURED = ("full", "lora", "qlora", "lora_gptq")
 
 
 def interval(evidence: str, plan: Plan, allocated: int, reserved: int | None = None) -> tuple[int, int, int]:
     """(low, high, reserved): bounds of the allocated and of the reserved peak, and the expected reserved peak.
 
-    All in bytes. `low` is the allocated peak less the 95th percentile of this evidence's own error; `high` the
-    reserved one plus its.
-    Without a reserved figure of its own the evidence takes the ratio seen on published rows with both figures.
+    All in bytes. `low` bounds the allocated peak from below, `high` the reserved one from above: 95 % of the published
+    measurements lie within. Without a reserved figure of its own the evidence takes the ratio of published rows that
+    give both. Methods that no published row covers get a wide interval.
     """
-    table = facts.table("memory_errors")["evidence"][evidence]
-    row = table["methods"].get(plan.method) or table["all"]
-    expected = reserved if reserved is not None else int(allocated * table["reserved_over_allocated"])
-    low = int(allocated * (1 - row["allocated_p95_pct"] / 100))
-    high = int(max(expected, allocated) * (1 + row["reserved_p95_pct"] / 100))
+    row = spread(evidence, plan)
+    expected = reserved if reserved is not None else int(allocated * row["reserved_over_allocated"])
+    low = int(allocated * min(1.0, row["allocated"][0]))
+    high = int(max(expected, allocated) * max(1.0, row["reserved"][1]))
     return low, high, expected
+
+
+def spread(evidence: str, plan: Plan) -> dict[str, Any]:
+    """The row of the table for this plan: allocated and reserved [low, high] as factors, reserved_over_allocated."""
+    document = facts.table("memory_errors")
+    table: dict[str, Any] = document["evidence"][evidence]
+    fallback: dict[str, Any] = document["unmeasured"]
+    if plan.method not in _MEASURED:
+        return fallback
+    found = {**fallback, **table.get("all", {})}
+    if plan.gpus > 1:
+        found |= table.get("several GPUs", fallback)
+    elif plan.method in table:
+        found |= table[plan.method]
+    if plan.attention == "eager" and evidence == "closed":
+        found |= table.get("eager", {})
+    return found
