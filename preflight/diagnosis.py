@@ -545,12 +545,15 @@ def check_stages(outcome: Mapping[str, Any]) -> list[Finding]:
             if normal_name(package["name"]) == name
         )
         passed = [name for name, state in states.items() if state == "ok"]
+        # Only a stack that took a training step may be said to load: the verdict rests on this code.
+        trained = {"torch", "transformers", "peft"} <= set(passed)
         if passed:
             findings.append(
                 Finding(
-                    "stack-loads",
+                    "stack-loads" if trained else "stages-pass",
                     Level.OK,
-                    f"The stack loads: {', '.join(passed)} pass ({versions or 'no training package is installed'}).",
+                    f"{'The stack loads' if trained else 'What was tried passes'}: {', '.join(passed)} "
+                    f"({versions or 'no training package is installed'}).",
                     _device_note(stages),
                     source=_SOURCE,
                 )
@@ -571,8 +574,36 @@ def check_stages(outcome: Mapping[str, Any]) -> list[Finding]:
                 "metadata of transformers: torch is an extra",
             )
         )
+    findings += _config_findings(stages)
     findings += _printed_findings(stages)
     return findings
+
+
+def _config_findings(stages: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """A given config.json that could not be shrunk and built: not exercised, which is not the same as broken."""
+    for stage in stages:
+        for step in stage["steps"]:
+            chain = (step.get("facts") or {}).get("could_not_use_config")
+            if not chain:
+                continue
+            said = f"{chain[0]['type']}: {quote(chain[0]['message'], 200)}"
+            custom = "custom code" in chain[0]["message"] or "trust_remote_code" in chain[0]["message"]
+            return [
+                Finding(
+                    "config-not-exercised",
+                    Level.WARN,
+                    f"The model's own config.json could not be exercised at two layers; the example's shape was used "
+                    f"({said}).",
+                    "The model brings its own code, which is not run unasked."
+                    if custom
+                    else "Shrinking does not suit every architecture: this says nothing against the model.",
+                    ("run again with `--trust-remote-code`, after reading that code",)
+                    if custom
+                    else ("load the real model once before training, with `python model_analyzer.py DIR`",),
+                    _SOURCE,
+                )
+            ]
+    return []
 
 
 def _device_note(stages: Sequence[Mapping[str, Any]]) -> str:

@@ -6,17 +6,21 @@ Matches the text against the table of known errors, and does the arithmetic of a
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preflight import facts
-from preflight.console import UsageError, gib
+from preflight.console import UsageError
 from preflight.findings import Finding, Level, Section, quote
+
+if TYPE_CHECKING:
+    from preflight.plan import Plan
 
 _UNITS = {
     "bytes": 1,
@@ -281,7 +285,8 @@ def read_oom(text: str) -> OutOfMemory | None:
         kind = "fragmentation"
     elif tried is not None and held is not None and total is not None and _others_matter(held, total, own, tried, free):
         kind = "other-processes"
-    named = tuple(others) or ((("other processes and the driver", held),) if held and held > 2**29 else ())
+    unnamed = (held or 0) - sum(size for _, size in others)
+    named = (*others, *((("processes that the message does not name", unnamed),) if unnamed > 2**28 else ()))
     return OutOfMemory(
         tried,
         total,
@@ -378,6 +383,13 @@ def oom_finding(oom: OutOfMemory, savings: Sequence[str] = ()) -> Finding:
         tuple(fixes[:3]),
         "facts/error_signatures.json, oom_torch2; PyTorch, CUDA memory management",
     )
+
+
+def gib(count: int | None) -> str:
+    """Bytes in GiB, below one in MiB, or "could not tell"."""
+    if count is None:
+        return "could not tell"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 or count == 0 else f"{count / 2**20:.0f} MiB"
 
 
 def _half(value: int | None) -> int | None:
@@ -517,13 +529,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _savings(args: argparse.Namespace) -> list[str]:
-    return []
+    """What each change of the run's plan frees for this model, largest first; none without --model.
+
+    Raises UsageError when the model's config.json or the plan cannot be read.
+    """
+    if not args.model:
+        if args.config:
+            raise UsageError("--config is of use only together with --model DIR")
+        return []
+    from preflight.plan import Plan, read_plan
+
+    path = Path(args.model)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"--model {args.model}: config.json cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise UsageError(f"--model {args.model}: config.json is not JSON ({error})") from error
+    return savings(config, read_plan(args.config) if args.config else Plan())
 
 
-def of_texts(texts: Iterable[str]) -> Match | None:
-    """The first known error in messages ordered from the root cause outwards."""
-    for text in texts:
-        match = first_match(text)
-        if match is not None:
-            return match
-    return None
+def savings(config: Mapping[str, Any], plan: Plan) -> list[str]:
+    """What each open change of a plan frees, by the closed form, largest first; changes under 1 % left out."""
+    from preflight.memory.closed_form import NoEstimate, estimate
+    from preflight.memory.would_fit import changes
+    from preflight.model_shape import ConfigTrouble, read_shape
+
+    try:
+        shape = read_shape(config)
+        before = estimate(shape, plan).reserved_bytes
+    except (ConfigTrouble, NoEstimate):
+        return []
+    found: list[tuple[int, str]] = []
+    for change in changes(plan):
+        try:
+            freed = before - estimate(shape, change.apply(plan)).reserved_bytes
+        except NoEstimate:
+            continue
+        if freed > before // 100:
+            found.append(
+                (freed, f"{change.name}: frees about {gib(freed)} of an estimated {gib(before)} ({change.cost})")
+            )
+    return [text for _, text in sorted(found, reverse=True)]

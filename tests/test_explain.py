@@ -162,6 +162,17 @@ def test_memory_held_by_others_is_the_cause_when_the_request_would_fit_without_t
     assert "12.00 GiB" in finding.fix[0] and "nvidia-smi" in finding.fix[0]
 
 
+def test_memory_that_no_process_line_accounts_for_is_held_by_others_too() -> None:
+    # 15.51 total - 0.146 free - 11.65 of this process = 3.71 GiB, of which the message names 0.31.
+    text = next(text for name, text in SAMPLES if name == "oom_torch2" and "1839" in text)
+    oom = read_oom(text)
+    assert oom is not None and oom.kind == "other-processes"
+    assert oom.others[0] == ("process 1839", round(322.23 * MIB))
+    held = round(15.51 * GIB) - round(149.62 * MIB) - round(11.65 * GIB)
+    assert sum(size for _, size in oom.others) == held
+    assert "3.71 GiB" in explain.oom_finding(oom).fix[0]
+
+
 def test_a_large_unused_reserve_is_fragmentation_and_says_what_can_come_back() -> None:
     oom = read_oom(FRAGMENTED)
     assert oom is not None and oom.kind == "fragmentation"
@@ -246,3 +257,36 @@ def test_long_logs_are_explained_quickly(tmp_path: Path) -> None:
     began = time.monotonic()
     assert explained(text)[1][0].code == "device-assert"
     assert time.monotonic() - began < 30
+
+
+def test_with_the_model_each_setting_says_what_it_frees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Qwen2.5-1.5B in full: 4-bit adapters free most, and all figures are positive and within the whole."""
+    config = {
+        "model_type": "qwen2", "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("method: full\nsequence_tokens: 2048\nmicro_batch: 4\ngradient_checkpointing: false\n")
+    log = tmp_path / "train.log"
+    log.write_text(SHORT)
+    assert explain.main([str(log), "--json", "--model", str(tmp_path), "--config", str(plan)]) == 1
+    fixes = json.loads(capsys.readouterr().out)["findings"][0]["fix"]
+    freed = [float(re.search(r"frees about ([\d.]+) GiB", fix).group(1)) for fix in fixes]  # type: ignore[union-attr]
+    whole = [float(re.search(r"estimated ([\d.]+) GiB", fix).group(1)) for fix in fixes]  # type: ignore[union-attr]
+    assert len(fixes) == 3 and freed == sorted(freed, reverse=True)
+    assert all(0 < part < total for part, total in zip(freed, whole, strict=True))
+
+
+def test_a_model_or_plan_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    from preflight.console import UsageError
+
+    log = tmp_path / "train.log"
+    log.write_text(SHORT)
+    with pytest.raises(UsageError, match=r"config\.json cannot be read"):
+        explain.main([str(log), "--model", str(tmp_path)])
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="is not JSON"):
+        explain.main([str(log), "--model", str(tmp_path)])
+    with pytest.raises(UsageError, match="only together with --model"):
+        explain.main([str(log), "--config", "x.yaml"])
