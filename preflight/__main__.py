@@ -61,6 +61,8 @@ def stage_command(stage: str, args: argparse.Namespace, model: str, data: list[s
         flags += ["--mode", args.mode]
         if args.requirements:
             flags += ["--requirements", args.requirements]
+        if Path(model, "config.json").is_file():  # shrunk to two layers, it is built and trained in the sandbox
+            flags += ["--model", model]
     if stage == "model_analyzer":
         flags += [model] if args.gpu_vram_gb is not None else ["--here", model]
         for name in ("config", "method", "gpu_vram_gb"):
@@ -72,7 +74,7 @@ def stage_command(stage: str, args: argparse.Namespace, model: str, data: list[s
             flags += ["--data", path]
         if args.schema:
             flags += ["--schema", args.schema]
-    if args.trust_remote_code and stage in ("model_analyzer", "task_evaluator"):
+    if args.trust_remote_code and stage in ("env_sandbox", "model_analyzer", "task_evaluator"):
         flags += ["--trust-remote-code"]
     return [sys.executable, _script(stage), *flags]
 
