@@ -103,6 +103,8 @@ def judge_output(placed: PlacedOutput, validator: Validator) -> dict[str, Any]:
 def _fit(found: Recovered, validator: Validator) -> tuple[Fit, Recovered]:
     fit = validator.check(found.value)
     value = found.value
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     # A tool call wraps the arguments that the schema describes.
     if fit.valid is False and isinstance(value, dict) and "tool-call-tag" in found.how and "name" in value:
         inner = value.get("arguments", value.get("parameters"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,6 +18,11 @@ import time
 from pathlib import Path
 
 import psutil
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -83,8 +89,11 @@ def main() -> int:
             "input_mib": round(data.stat().st_size / 2**20, 1),
             "records": records,
             "seconds": round(seconds, 1),
+            "cpu_seconds": round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 1) if resource else None,
             "mib_per_s": round(data.stat().st_size / 2**20 / seconds, 1),
             "peak_rss_mib": round(peak / 2**20),
+            "cores": os.cpu_count(),
+            "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
             "exit_code": code,
             "output_lines": out.read_bytes().count(b"\n") if out.exists() and args.mib <= 256 else None,
         }

@@ -34,6 +34,15 @@ ROLES: Mapping[str, str] = {
     "tool_call": "call",
 }
 _LISTS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
+# Lists whose entries hold a question and its answer: MOSS, Firefly, XTuner.
+_PAIR_TURNS = (
+    ("human", "assistant"),
+    ("user", "assistant"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("query", "response"),
+    ("input", "output"),
+)
 _TEXT_KEYS = ("text", "content", "document")
 _PAIRS = (
     ("prompt", "completion"),
@@ -55,6 +64,7 @@ FAMILY = {
     "alpaca": "chat",
     "prompt-completion": "chat",
     "transcript": "chat",
+    "pair-list": "chat",
     "preference": "preference",
     "unpaired-preference": "unpaired-preference",
     "text": "text",
@@ -144,7 +154,7 @@ def _shape_of_turns(turns: list[Any]) -> str:
                 if isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result"):
                     return "anthropic-messages"
         return "openai-messages"
-    return "unknown"
+    return "pair-list" if _pair(first) != (None, None) else "unknown"
 
 
 def _list(value: Any) -> list[Any]:
@@ -216,9 +226,20 @@ def read_conversation(value: Any, role_map: Mapping[str, str] | None = None) -> 
         if not isinstance(turns, list):
             turns = next((record[key] for key in _LISTS if isinstance(record.get(key), list)), [])
         _read_system(found, record)
-        _read_turns(found, turns, roles, found.messages)
+        _read_turns(found, _unpaired(turns) if shape == "pair-list" else turns, roles, found.messages)
     check_turns(found)
     return found
+
+
+def _unpaired(turns: list[Any]) -> list[Any]:
+    """Entries with a question and its answer (and sometimes a system text) as turns."""
+    made: list[Any] = []
+    for turn in turns:
+        question, answer = _pair(turn)
+        if isinstance(turn, dict) and isinstance(turn.get("system"), str) and turn["system"].strip():
+            made.append({"role": "system", "content": turn["system"]})
+        made += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return made
 
 
 def plain_conversation(value: Any) -> Conversation | None:
@@ -309,12 +330,8 @@ def _read_text(found: Conversation, value: Any) -> None:
 
 def _read_alpaca(found: Conversation, record: dict[str, Any]) -> None:
     _read_system(found, record)
-    for index, pair in enumerate(_list(record.get("history")), 1):
-        question, answer = _pair(pair)
-        if not isinstance(question, str) or not isinstance(answer, str):
-            found.problem("odd-history", f"entry {index} of `history` is not a pair of texts")
-            return
-        found.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    if not _read_history(found, record):
+        return
     instruction, extra = record.get("instruction"), record.get("input")
     if not isinstance(instruction, str):
         found.problem("non-string-content", f"`instruction` is {kind_of(instruction)}, not text")
@@ -328,11 +345,26 @@ def _read_alpaca(found: Conversation, record: dict[str, Any]) -> None:
     _append_content(found, "assistant", record.get("output", record.get("response")))
 
 
+def _read_history(found: Conversation, record: dict[str, Any]) -> bool:
+    """Earlier turns, as pairs or as messages; False when they are neither."""
+    history = _list(record.get("history"))
+    if history and isinstance(history[0], dict) and {"role", "from"} & history[0].keys():
+        _read_turns(found, history, ROLES, found.messages)
+        return True
+    for index, pair in enumerate(history, 1):
+        question, answer = _pair(pair)
+        if not isinstance(question, str) or not isinstance(answer, str):
+            found.problem("odd-history", f"entry {index} of `history` is not a pair of texts")
+            return False
+        found.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return True
+
+
 def _pair(value: Any) -> tuple[Any, Any]:
     if isinstance(value, (list, tuple)) and len(value) == 2:
         return value[0], value[1]
     if isinstance(value, dict):
-        for question, answer in (("user", "assistant"), ("prompt", "response"), ("question", "answer")):
+        for question, answer in _PAIR_TURNS:
             if {question, answer} <= value.keys():
                 return value[question], value[answer]
     return None, None
@@ -352,6 +384,8 @@ def _read_pair(found: Conversation, record: dict[str, Any], roles: Mapping[str, 
     if isinstance(record.get("label"), bool):
         found.label = record["label"]
     _read_system(found, record)
+    if not _read_history(found, record):
+        return
     _read_side(found, question, "user", roles, found.messages)
     context = record.get("context")
     if isinstance(context, str) and context.strip() and found.messages and isinstance(question, str):
@@ -365,7 +399,7 @@ def _read_side(found: Conversation, side: Any, role: str, roles: Mapping[str, st
     """One side of a pair: a text, or a list of messages."""
     if isinstance(side, list):
         _read_turns(found, side, roles, into)
-    elif isinstance(side, dict) and ("role" in side or "content" in side):
+    elif isinstance(side, dict) and {"role", "content", "from", "value"} & side.keys():
         _read_turns(found, [side], roles, into)
     elif isinstance(side, str):
         turns = (
@@ -395,8 +429,16 @@ def _read_preference(found: Conversation, record: dict[str, Any], roles: Mapping
         if isinstance(given, dict) and found.tools is None:
             _read_tools(found, given)
     _read_system(found, record)
-    if prompt is None and isinstance(record.get("question"), str):
-        prompt = record["question"]
+    if prompt is None:
+        prompt = next((record[key] for key in _LISTS if isinstance(record.get(key), list)), None)
+    if prompt is None and isinstance(record.get("instruction"), str):
+        extra = record.get("input")
+        more = isinstance(extra, str) and extra.strip()
+        prompt = f"{record['instruction']}\n\n{extra}" if more else record["instruction"]
+    if prompt is None:
+        prompt = next((record[key] for key in ("question", "query", "input") if isinstance(record.get(key), str)), None)
+    if not _read_history(found, record):
+        return
     sides: list[list[Message]] = []
     for side in (chosen, rejected):
         made: list[Message] = []

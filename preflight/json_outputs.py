@@ -57,7 +57,7 @@ _TOKENS = re.compile(
     r"|<\|START_THINKING\|>|<\|think\|>|<unused94>|<\|channel>(?:thought|analysis)"
     r"|<\|channel\|>\s*(?:analysis|commentary)\b(?:(?!to=)[^<])*<\|message\|>)"
     rf"|(?P<close></(?:{_REASONING})>|\[/THINK\]|\u25c1/think\u25b7|<\|end_of_thought\|>|<\|END_THINKING\|>"
-    r"|<\|/think\|>|<unused95>|<channel\|>|<\|end\|>|<\|channel\|>\s*final\b[^<]*<\|message\|>)"
+    r"|<\|/think\|>|<unused95>|<channel\|>|<\|end\|>|<\|channel\|>\s*final\b[^<]*<\|message\|>|assistantfinal(?=[\s{\[`]))"
     r"|(?P<fence>(?P<ticks>`{3,}|~{3,})[ \t]*(?P<info>[A-Za-z0-9_+.-]*))"
     rf"|(?P<answer><(?:{_ANSWER})>)|(?P<answered></(?:{_ANSWER})>)"
     rf"|(?P<call><(?:{_CALL})>|\[TOOL_CALLS\]|<function=[^>]*>)|(?P<called></(?:{_CALL}|function)>)"
@@ -240,7 +240,7 @@ def _unescaped(text: str) -> Parsed | None:
 
 
 def _choose(text: str, how: tuple[str, ...], types: Collection[str] | None) -> Recovered:
-    scan = _scan(text)
+    scan = _scan(text, "reasoning-block" in how)
     if scan.unclosed_reasoning and not scan.candidates:
         detail = "the reasoning block is never closed: the answer was not reached"
         return Recovered(how=how, problem="truncated", detail=detail)
@@ -303,7 +303,7 @@ def _scalar(text: str, scan: _Scan, how: tuple[str, ...]) -> Recovered:
         if lenient.end == len(rest):
             return _judged([lenient], tuple(dict.fromkeys(found)), False)
     except Cut:
-        if rest[:1] in "\"'" and "\n" not in rest:
+        if rest and rest[0] in "\"'" and "\n" not in rest:
             return Recovered(how=tuple(found), problem="truncated", detail="the output ends inside a string")
     except Broken:
         pass
@@ -312,8 +312,11 @@ def _scalar(text: str, scan: _Scan, how: tuple[str, ...]) -> Recovered:
     return Recovered(how=tuple(found), problem="no-json", detail="there is no JSON value in the output")
 
 
-def _scan(text: str) -> _Scan:
-    """Every place where a value begins, outside reasoning; what stands inside a value's strings is not looked at."""
+def _scan(text: str, reasoned: bool) -> _Scan:
+    """Every place where a value begins, outside reasoning; what stands inside a value's strings is not looked at.
+
+    `reasoned`: a reasoning block was taken off before, so that another closing mark at the end is only a slip.
+    """
     scan = _Scan([], [], [])
     fences: list[tuple[str, str]] = []
     tags: list[str] = []
@@ -329,8 +332,9 @@ def _scan(text: str) -> _Scan:
                 scan.unclosed_reasoning = not scan.candidates
                 return scan
             scan.reasoning.append((token.start(), end))
+            reasoned = True
             at = end
-        elif token.group() == "<|end|>":
+        elif token.group() == "<|end|>" or (token.group("close") and reasoned and not text[at:].strip()):
             scan.tokens.append(token.span())
         elif token.group("close"):
             # Some templates open the block in the prompt: all before a lonely closing tag was reasoning.

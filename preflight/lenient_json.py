@@ -96,7 +96,7 @@ _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])")
 _ODD_NUMBER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_$][\w$]*")
-_KEY = re.compile(r"[A-Za-z_$][\w$-]*(?=\s*:)")
+_KEY = re.compile("[A-Za-z_$][\\w$-]*(?=\\s*[:\uff1a])")
 _WORDS: dict[str, tuple[Any, str]] = {
     "true": (True, ""),
     "false": (False, ""),
@@ -118,7 +118,7 @@ _CLOSERS = {
     "\u201e": "\u201d\u201c",
 }
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "'": "'", "\n": ""}
-_AFTER_VALUE = re.compile(r"\s*(?:[,:}\])]|$|//|/\*|#)")
+_AFTER_VALUE = re.compile("\\s*(?:[,:}\\])\uff0c\uff1a]|$|//|/\\*|#|\\\\[nrt])")
 
 
 class _Lenient:
@@ -145,9 +145,13 @@ class _Lenient:
             return _number(number.group())
         number = _ODD_NUMBER.match(self.text, self.at)
         if number:
+            try:
+                value = _odd_number(number.group())
+            except ValueError as error:
+                raise Broken(self.at, str(error)[:80]) from error
             self.at = number.end()
             self.repairs["number-spelling"] = None
-            return _odd_number(number.group())
+            return value
         return self.word()
 
     def peek(self) -> str:
@@ -160,6 +164,11 @@ class _Lenient:
         while True:
             match = _SPACE.match(self.text, self.at)
             self.at = match.end() if match else self.at
+            if self.text.startswith(("\\n", "\\t", "\\r"), self.at):
+                # A line end written out as two characters: the text was quoted once too often.
+                self.at += 2
+                self.repairs["escaped-whitespace"] = None
+                continue
             if self.text.startswith(("//", "#"), self.at):
                 end = self.text.find("\n", self.at)
                 if end < 0:
@@ -185,8 +194,10 @@ class _Lenient:
                 break
             key = self.key()
             self.space()
-            if self.peek() != ":":
+            if self.peek() not in ":\uff1a":
                 raise Broken(self.at, "a key without `:` behind it")
+            if self.text[self.at] != ":":
+                self.repairs["full-width-marks"] = None
             self.at += 1
             pairs.append((key, self.value(depth + 1)))
             if not self.separator("}"):
@@ -219,7 +230,9 @@ class _Lenient:
         if character == closer:
             self.at += 1
             return False
-        if character == ",":
+        if character in ",\uff0c":
+            if character != ",":
+                self.repairs["full-width-marks"] = None
             self.at += 1
             self.space()
             if self.at < len(self.text) and self.text[self.at] == closer:
@@ -343,6 +356,8 @@ def _number(text: str) -> int | float:
 
 
 def _odd_number(text: str) -> int | float:
+    if re.match(r"[+-]?0\d", text):
+        raise ValueError("a number with a leading zero, which may be a code or a number")
     plain = text.replace("_", "").lstrip("+")
     if "x" in plain.lower():
         return int(plain, 16)

@@ -32,6 +32,9 @@ RECOVERIES = {
     "escaped-quotes": "escaped quotes without a string around them",
     "repeated": "the same JSON several times",
     "bom": "a byte order mark",
+    "full-width-marks": "full-width colons or commas",
+    "escaped-whitespace": "line ends written out as \\\\n",
+    "tool-call-arguments": "the arguments taken out of a tool call",
     "odd-whitespace": "white space that JSON does not allow",
 }
 _SPEC = "RFC 8259, The JSON Data Interchange Format; JSON Schema 2020-12"

@@ -26,6 +26,7 @@ EXAMPLES = 20  # places kept for each kind of trouble; all are counted
 # line (or record) number, identity, prompt, words, bytes of the line, bytes of the words, family, group
 KEYS = struct.Struct("<Q16s8s8sIIB8s")
 FAMILIES = tuple(dict.fromkeys(FAMILY.values()))
+_FAMILY_NUMBERS = {family: number for number, family in enumerate(FAMILIES)}
 
 
 @dataclass
@@ -118,27 +119,26 @@ def prepare_piece(
         open(piece.path("aside"), "wb") as aside,
     ):
         for item in items:
-            tally.numbers = max(tally.numbers, item.number)
-            where = {"file": source, "line" if item.line is not None else "record": item.line or item.number}
+            tally.numbers = item.number
             if isinstance(item, BadRecord):
                 tally.bad[item.reason] += 1
                 if len(tally.bad_places) < 200:
                     tally.bad_places.append(
                         {"row": item.number, "line": item.line, "reason": item.reason, "detail": item.detail}
                     )
-                aside.write(_json({**where, "reasons": [f"{item.reason}: {item.detail}"]}))
+                aside.write(_json({**_where(item, source), "reasons": [f"{item.reason}: {item.detail}"]}))
                 continue
             tally.rows += 1
             made = preparer(item.value, item.notes)
             _count(tally, made, item)
             if made.problems or not made.line:
                 reasons = [f"{problem.code}: {problem.what}" for problem in made.problems]
-                aside.write(_json({**where, "reasons": reasons, "value": item.value}))
+                aside.write(_json({**_where(item, source), "reasons": reasons, "value": item.value}))
                 continue
             tally.kept += 1
             lines.write(made.line + b"\n")
             near = hashlib.blake2b(made.near_text, digest_size=8).digest() if recipe.near_texts else bytes(8)
-            family = FAMILIES.index(made.family)
+            family = _FAMILY_NUMBERS[made.family]
             keys.write(
                 KEYS.pack(
                     item.line or item.number,
@@ -161,10 +161,15 @@ def prepare_piece(
     return tally
 
 
+def _where(item: Record | BadRecord, source: str) -> dict[str, Any]:
+    return {"file": source, "line" if item.line is not None else "record": item.line or item.number}
+
+
 def _count(tally: Tally, made: Prepared, item: Record) -> None:
     line = item.line or item.number
     tally.shapes[made.shape] += 1
-    tally.roles.update(made.roles)
+    if made.roles:
+        tally.roles.update(made.roles)
     if made.problems:
         tally.problem_rows += 1
         for problem in made.problems:
@@ -175,7 +180,7 @@ def _count(tally: Tally, made: Prepared, item: Record) -> None:
     else:
         tally.families[made.family] += 1
         tally.turns[len(made.turns)] += 1
-    for change in set(made.changes):
+    for change in set(made.changes) if made.changes else ():
         tally.changes[change] += 1
         example = tally.change_lines.setdefault(change, [])
         if len(example) < EXAMPLES:
@@ -185,8 +190,10 @@ def _count(tally: Tally, made: Prepared, item: Record) -> None:
         example = tally.personal_lines.setdefault(kind, [])
         if len(example) < EXAMPLES:
             example.append(line)
-    tally.left_out.update(made.left_out)
-    tally.arguments.update(made.arguments)
+    if made.left_out:
+        tally.left_out.update(made.left_out)
+    if made.arguments:
+        tally.arguments.update(made.arguments)
     tally.tool_rows += made.tools
     tally.weighted_rows += made.weighted
     tally.characters += made.characters

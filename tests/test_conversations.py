@@ -54,6 +54,18 @@ SHAPES: list[tuple[Any, str, list[dict[str, Any]]]] = [
         [{"role": "user", "content": "c\n\nq"}, ANSWER],
     ),
     ({"prompt": [Q], "completion": [ANSWER]}, "prompt-completion", [Q, ANSWER]),
+    (
+        {"prompt": "q", "response": "a", "history": [["x", "y"]]},
+        "prompt-completion",
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, Q, ANSWER],
+    ),
+    ({"instruction": "q", "output": "a", "history": [Q, ANSWER]}, "alpaca", [Q, ANSWER, Q, ANSWER]),
+    ({"conversation": [{"human": "q", "assistant": "a"}] * 2}, "pair-list", [Q, ANSWER, Q, ANSWER]),
+    (
+        {"conversation": [{"system": "s", "input": "q", "output": "a"}]},
+        "pair-list",
+        [{"role": "system", "content": "s"}, Q, ANSWER],
+    ),
     ({"text": "### Human: q### Assistant: a"}, "transcript", [Q, ANSWER]),
     ({"text": "\n\nHuman: q\n\nAssistant: a"}, "transcript", [Q, ANSWER]),
     (
@@ -165,6 +177,12 @@ def test_a_conversation_may_end_with_its_tool_call() -> None:
     "record",
     [
         {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"},
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "gpt", "value": "a"},
+            "rejected": {"from": "gpt", "value": "b"},
+        },
         {"chosen": [Q, ANSWER], "rejected": [Q, {"role": "assistant", "content": "b"}]},
         {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"},
         {
