@@ -427,7 +427,7 @@ def check_tokenizer(seen: Seen) -> list[Finding]:
     return [
         *check_tokenizer_config(seen.tokenizer),
         *check_template(seen.tokenizer, seen.rendered),
-        *check_token_ids(seen.tokenizer, seen.shape),
+        *check_token_ids(seen.tokenizer, seen.shape, seen.directory.config.object),
         *check_special_tokens(seen.tokenizer, seen.rendered, stops),
     ]
 

@@ -483,6 +483,17 @@ def _judge_rendering(tokenizer: Tokenizer, name: str, seen: Rendered) -> list[Fi
                 _SOURCE,
             )
         ]
+    if "user" not in seen.texts and "system+user" in seen.texts:
+        return [
+            Finding(
+                "system-role-required",
+                Level.WARN,
+                f"The chat template fails without a system message: {quote(seen.errors.get('user', ''))}",
+                "Every conversation needs one, in training as in evaluation.",
+                ("put a system message in front of every conversation",),
+                _SOURCE,
+            )
+        ]
     if "user" not in seen.texts and "content-parts" not in seen.texts:
         error = seen.errors.get("user", "no text came back")
         unsafe = "SecurityError" in error
@@ -580,18 +591,23 @@ def _syntax_fix(error: str) -> str:
     return "correct the template at the place that the error names"
 
 
-def check_token_ids(tokenizer: Tokenizer, shape: ModelShape | None) -> list[Finding]:
-    """Whether every token id has a row in the embedding table."""
+def check_token_ids(tokenizer: Tokenizer, shape: ModelShape | None, config: Mapping[str, Any]) -> list[Finding]:
+    """Whether every token id has a row in the embedding table; also those that config.json names."""
     rows = shape.vocab_size if shape else None
-    if rows is None or tokenizer.max_token_id is None:
+    highest, named = tokenizer.max_token_id, tokenizer.max_token
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        for number in eos_ids({"eos_token_id": config.get(key)}):
+            if highest is None or number > highest:
+                highest, named = number, key
+    if rows is None or highest is None or (tokenizer.max_token_id is None and highest < rows):
         return []
-    if tokenizer.max_token_id >= rows:
-        name = f" ({quote(tokenizer.max_token, 60)})" if tokenizer.max_token else ""
+    if highest >= rows:
+        name = f" ({quote(named, 60)})" if named else ""
         return [
             Finding(
                 "tokenizer-larger-than-embedding",
                 Level.WARN,
-                f"The tokenizer's highest id is {tokenizer.max_token_id}{name}, but the embedding has {rows} rows.",
+                f"The highest token id is {highest}{name}, but the embedding has {rows} rows.",
                 "The first batch that holds this token (padding does) ends in an index error, on a GPU in a "
                 "device-side assert.",
                 (
@@ -606,7 +622,7 @@ def check_token_ids(tokenizer: Tokenizer, shape: ModelShape | None) -> list[Find
         Finding(
             "token-ids-fit",
             Level.OK,
-            f"Every token id named in the files (up to {tokenizer.max_token_id}) has a row in the embedding ({rows}).",
+            f"Every token id named in the files (up to {highest}) has a row in the embedding ({rows}).",
         )
     ]
 

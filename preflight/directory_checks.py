@@ -260,9 +260,30 @@ def check_weights(directory: ModelDirectory, shape: ModelShape | None) -> list[F
                 "transformers 5.24, utils/import_utils.py, check_torch_load_is_safe",
             )
         )
+    rows = _embedding_rows(directory)
+    if shape is not None and shape.vocab_size and rows and shape.structure != "unknown" and rows != shape.vocab_size:
+        findings.append(
+            Finding(
+                "weights-shape-mismatch",
+                Level.FAIL,
+                f"The embedding in the weights has {rows} rows, config.json says vocab_size {shape.vocab_size}.",
+                "from_pretrained stops with a size mismatch; the vocabulary was resized on one side only.",
+                (f"set vocab_size to {rows} in config.json, if the tokenizer has as many tokens",),
+                _WEIGHTS_SOURCE,
+            )
+        )
     if not findings:
         findings.append(_whole(directory, shape))
     return findings
+
+
+def _embedding_rows(directory: ModelDirectory) -> int | None:
+    """Rows of the token embedding by the headers; None when it is not there under a usual name, or is packed."""
+    names = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "tok_embeddings.weight")
+    for name, (_, size) in directory.weights.tensors.items():
+        if name.endswith(names) and len(size) == 2 and not any(w in name for w in ("vision", "visual", "audio")):
+            return size[0]
+    return None
 
 
 def _whole(directory: ModelDirectory, shape: ModelShape | None) -> Finding:

@@ -268,6 +268,10 @@ _ALIASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+class LayoutUnknown(ConfigTrouble):
+    """A part of the model has a layout that is not known here: nothing is wrong with the file."""
+
+
 class Config:
     """config.json with the class defaults of its model_type behind it.
 

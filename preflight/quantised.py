@@ -8,7 +8,7 @@ from typing import Any
 
 from preflight import facts
 from preflight.findings import Finding, Level, quote
-from preflight.model_directory import ModelDirectory, stored_bytes
+from preflight.model_directory import ModelDirectory, Reader, stored_bytes
 from preflight.model_shape import ModelShape, is_routed_expert, language_part
 from preflight.support import Versions, at_least
 
@@ -46,6 +46,8 @@ def read_quantised(config: Mapping[str, Any], directory: ModelDirectory | None =
     """The quantisation of a checkpoint, None when it has none."""
     nested = language_part(config)[1]
     found = config.get("quantization_config") or nested.get("quantization_config") or config.get("compression_config")
+    if (not isinstance(found, Mapping) or not found) and directory is not None:
+        found = _beside(directory)
     if not isinstance(found, Mapping) or not found:
         if directory is not None and directory.weights.ggufs and not directory.weights.safetensors:
             return Quantised("gguf", None, None, "", {})
@@ -78,6 +80,18 @@ def read_quantised(config: Mapping[str, Any], directory: ModelDirectory | None =
     if bits is None and rule is not None:
         bits = rule["bits"] if rule["bits"] is not None else None
     return Quantised(method, bits, group, detail, found)
+
+
+def _beside(directory: ModelDirectory) -> Mapping[str, Any]:
+    """Quantisation that config.json does not mention: files of older tools, or packed tensors in the headers."""
+    reader = Reader(directory.path, False)
+    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        if directory.has(name):
+            return {"quant_method": method, **reader.json(name).object}
+    names = directory.weights.tensors
+    if any(name.endswith(".qweight") for name in names):
+        return {"quant_method": "gptq" if any(name.endswith(".g_idx") for name in names) else "awq"}
+    return {}
 
 
 def _compressed(found: Mapping[str, Any]) -> tuple[float | None, str]:

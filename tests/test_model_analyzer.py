@@ -287,6 +287,26 @@ def test_an_id_beyond_the_embedding_from_tokenizer_json(tmp_path, capsys):
     assert "11" in found["tokenizer-larger-than-embedding"]["what"]
 
 
+def test_a_pad_token_of_the_configuration_beyond_the_embedding(tmp_path, capsys):
+    config = json.loads((published("Qwen__Qwen2-0.5B") / "config.json").read_text())
+    path = write(tmp_path / "m", config__json={**config, "pad_token_id": config["vocab_size"]})
+    _, found = analyse(path, capsys)
+    assert "pad_token_id" in found["tokenizer-larger-than-embedding"]["what"]
+
+
+def test_a_template_that_wants_a_system_message(tmp_path, capsys):
+    template = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+    _, found = tokenizer(tmp_path, capsys, template)
+    assert found["system-role-required"]["level"] == "warn"
+
+
+def test_a_quantised_checkpoint_of_an_older_tool(tmp_path, capsys):
+    config = json.loads((published("Qwen__Qwen2-0.5B") / "config.json").read_text())
+    path = write(tmp_path / "m", config__json=config, quantize_config__json={"bits": 4, "group_size": 128})
+    section, found = analyse(path, capsys)
+    assert section["observed"]["quantization"]["quant_method"] == "gptq" and "pre-quantized-gptq" in found
+
+
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 

@@ -147,6 +147,8 @@ def test_each_type_still_counts_like_the_installed_transformers(tmp_path):
         ({"model_type": "whisper"}, 37_760_640),
         ({"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}, 406_291_456),
         ({"model_type": "umt5"}, 172_122_112),
+        ({"model_type": "gemma3"}, 2_723_312_896),
+        ({"model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": 2}, 38_603_520),
         ({"model_type": "roberta", "architectures": ["RobertaForMaskedLM"]}, 124_696_665),
     ],
 )
@@ -206,6 +208,19 @@ def test_values_that_no_model_can_have_are_refused_by_name(change):
 def test_an_unknown_type_has_no_count(values):
     shape = read_shape(values)
     assert shape.parameters is None and shape.structure == "unknown"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model_type": "openelm", "num_kv_heads": [3, 3, 4], "num_query_heads": [12, 12, 16], "model_dim": 1280},
+        {"model_type": "gemma3n_text", "intermediate_size": [8192] * 30},
+        {"model_type": "llava", "vision_config": {"model_type": "brand-new"}},
+        {"model_type": "llava", "text_config": {"model_type": "brand-new"}},
+    ],
+)
+def test_a_layout_that_is_not_known_is_no_fault_of_the_file(values):
+    assert read_shape(values).structure == "unknown"
 
 
 def test_both_spellings_of_the_dtype():

@@ -8,15 +8,12 @@ from typing import Any
 
 from preflight.families import dense
 from preflight.families.parts import architecture
-from preflight.model_shape import Config, ModelShape, language_part, read_dtype
+from preflight.model_shape import Config, ConfigTrouble, LayoutUnknown, ModelShape, language_part, read_dtype
 
 # Families whose layers are those of another, sometimes under another name of the type.
 SAME_AS = {
-    "code_llama": "llama", "llama_moe": "llama", "yayi": "llama", "deepseek": "llama", "solar": "llama",
-    "RefinedWeb": "falcon", "RefinedWebModel": "falcon", "gpt-sw3": "gpt2", "InternLM": "internlm",
-    "InternLM2ForCausalLM": "internlm2", "Yi": "yi", "gemma3n": "gemma3n_text", "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "llava_qwen": "qwen2", "llava_llama": "llama",
-    "phi3_v": "phi3", "hyperclovax": "granite", "mellum": "mellum",
+    "code_llama": "llama", "RefinedWeb": "falcon", "RefinedWebModel": "falcon", "gpt-sw3": "gpt2",
+    "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
 }  # fmt: skip
 
 MODULES = ("moe", "state", "towers", "encoders")
@@ -49,26 +46,38 @@ def read(raw: Mapping[str, Any]) -> ModelShape:
             return dense.dense_decoder(Config(raw, name if name == "falcon" else None), dense.STYLES[name])
         builder = builder_of(model_type)
         if builder is not None:
-            return builder(Config(raw))
+            try:
+                return builder(Config(raw))
+            except LayoutUnknown:
+                pass
     return _unknown(Config(language if key else raw), raw, key)
 
 
 def _unknown(c: Config, raw: Mapping[str, Any], key: str | None) -> ModelShape:
-    """A type whose layout is not known here: the numbers it states, and no modules."""
-    numbers = {name: c.common(name) for name in ("hidden_size", "layers", "heads", "head_dim", "intermediate_size")}
-    heads, hidden = numbers["heads"], numbers["hidden_size"]
+    """A type whose layout is not known here: the numbers it states, and no modules.
+
+    What is no plain number there (some types list one value a layer) counts as not stated.
+    """
+
+    def stated(name: str) -> int | None:
+        try:
+            return c.common(name)
+        except ConfigTrouble:
+            return None
+
+    hidden, heads = stated("hidden_size"), stated("heads")
     return ModelShape(
         model_type=raw.get("model_type") if isinstance(raw.get("model_type"), str) else None,
         architecture=architecture(raw),
         structure="unknown",
         hidden_size=hidden,
-        layers=numbers["layers"],
+        layers=stated("layers"),
         heads=heads,
-        kv_heads=c.common("kv_heads") or heads,
-        head_dim=numbers["head_dim"] or (hidden // heads if hidden and heads else None),
-        intermediate_size=numbers["intermediate_size"],
-        vocab_size=c.common("vocab_size"),
-        max_position=c.common("max_position"),
+        kv_heads=stated("kv_heads") or heads,
+        head_dim=stated("head_dim") or (hidden // heads if hidden and heads else None),
+        intermediate_size=stated("intermediate_size"),
+        vocab_size=stated("vocab_size"),
+        max_position=stated("max_position"),
         dtype=read_dtype(raw),
         language_key=key,
     )

@@ -130,7 +130,6 @@ STYLES: dict[str, Style] = {
     "yi": PLAIN,
     "aquila": PLAIN,
     "orion": replace(PLAIN, norm_bias=True),
-    "telechat": replace(PLAIN, o_bias=True),
     "exaone": Style(base="transformer", layer="h.*", embed="wte", attn="attn.attention", qkv_bias=False, o="out_proj",
                     o_bias=False, gate="c_fc_0", up="c_fc_1", down="c_proj", mlp_bias=False, norms=("ln_1", "ln_2"),
                     final="ln_f"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from preflight.families.parts import MOST_LAYERS, architecture, embedding, linear, norm, parameter
-from preflight.model_shape import Config, ConfigTrouble, Layers, ModelShape, Module, read_dtype
+from preflight.model_shape import Config, ConfigTrouble, Layers, LayoutUnknown, ModelShape, Module, read_dtype
 
 
 def _layers(c: Config, *names: str) -> int:
@@ -69,6 +70,8 @@ def bart(c: Config) -> ModelShape:
     """BART, mBART, Pegasus, Marian, M2M-100 and Whisper: the layers of the first Transformer."""
     kind = c.model_type or ""
     whisper = kind == "whisper"
+    if (architecture(c.raw) or "").endswith("ForCausalLM"):
+        raise LayoutUnknown(f"{kind}: only its decoder is asked for, which is not laid out here")
     hidden = c.number("d_model", "hidden_size", least=1) or 1024
     heads = c.number("decoder_attention_heads", least=1) or 16
     rows = c.need("vocab_size")
@@ -163,6 +166,9 @@ def bert(c: Config) -> ModelShape:
     pooled = name.endswith(("Model", "ForPreTraining", "ForNextSentencePrediction", "ForMultipleChoice")) and bool(name)
     if (pooled and not name.endswith("LMHeadModel")) or (name.endswith("ForSequenceClassification") and base == "bert"):
         rest.append(linear(f"{base}.pooler.dense", hidden, hidden, True))
+    if name.endswith("Model") and not name.endswith("LMHeadModel"):  # the bare model has no prefix
+        modules = tuple(replace(m, path=m.path.removeprefix(f"{base}.")) for m in modules)
+        rest = [replace(m, path=m.path.removeprefix(f"{base}.")) for m in rest]
     return ModelShape(
         model_type=c.model_type, architecture=architecture(c.raw), structure="known", hidden_size=hidden, layers=layers,
         heads=heads, kv_heads=heads, head_dim=hidden // heads, intermediate_size=inner, vocab_size=rows,

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from preflight.families.parts import architecture, embedding, linear, norm, parameter
-from preflight.model_shape import Config, ConfigTrouble, Layers, ModelShape, Module, language_part, read_dtype
+from preflight.model_shape import (
+    Config,
+    ConfigTrouble,
+    Layers,
+    LayoutUnknown,
+    ModelShape,
+    Module,
+    language_part,
+    read_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,16 @@ def clip_vision(v: Config, base: str, siglip: bool = True) -> Tower:
     ]  # fmt: skip
     if not siglip:
         rest += [parameter(f"{base}.embeddings.class_embedding", hidden), norm(f"{base}.pre_layrnorm", hidden, True)]
+    if siglip and "siglip" in (v.model_type or "") and v.flag("vision_use_head", default=True):
+        at = f"{base}.head"  # SigLIP's attention pooling; Gemma's files switch it off
+        rest += [
+            parameter(f"{at}.probe", 1, 1, hidden),
+            parameter(f"{at}.attention.in_proj_weight", 3 * hidden, hidden, bias=3 * hidden),
+            linear(f"{at}.attention.out_proj", hidden, hidden, True),
+            norm(f"{at}.layernorm", hidden, True),
+            linear(f"{at}.mlp.fc1", hidden, inner, True),
+            linear(f"{at}.mlp.fc2", inner, hidden, True),
+        ]
     layers = v.number("num_hidden_layers", default=12, least=1) or 12
     return Tower(Layers(layers, "attention", tuple(modules), stack="vision"), tuple(rest), hidden)
 
@@ -224,7 +243,7 @@ def _text(c: Config, key: str | None, fallback: str, base: str) -> ModelShape:
         nested["tie_word_embeddings"] = tied
     text = families.read(nested)
     if text.structure == "unknown":
-        raise ConfigTrouble(f"{key}.model_type is {str(nested['model_type'])[:60]!r}: its layers are not known here")
+        raise LayoutUnknown(f"{key}.model_type is {str(nested['model_type'])[:60]!r}: its layers are not known here")
 
     def moved(module: Module) -> Module:
         if text.is_head(module) or not module.path.startswith("model."):
@@ -256,12 +275,10 @@ def _vision_of(c: Config, base: str, fallback: str) -> Tower:
     if "pixtral" in kind:
         return pixtral_vision(v, base)
     if "siglip" in kind or kind in ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision"):
-        if v.raw.get("vision_use_head"):
-            raise ConfigTrouble("vision_config.vision_use_head is true: that tower's pooling head is not known here")
         return clip_vision(v, base)
     if "clip" in kind:
         return clip_vision(v, base, siglip=False)
-    raise ConfigTrouble(f"vision_config.model_type is {kind[:60]!r}: its layers are not known here")
+    raise LayoutUnknown(f"vision_config.model_type is {kind[:60]!r}: its layers are not known here")
 
 
 def llava(c: Config) -> ModelShape:
