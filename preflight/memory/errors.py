@@ -33,7 +33,9 @@ def spread(evidence: str, plan: Plan) -> dict[str, Any]:
         return fallback
     found = {**fallback, **table.get("all", {})}
     if plan.gpus > 1:
-        found |= table.get("several GPUs", fallback)
+        low, high = table.get("several GPUs", fallback)["allocated"]
+        found["allocated"] = [low, high]
+        found["reserved"] = [found["reserved"][0] * min(1.0, low), found["reserved"][1] * max(1.0, high)]
     elif plan.method in table:
         found |= table[plan.method]
     if plan.attention == "eager" and evidence == "closed":
