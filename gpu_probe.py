@@ -62,6 +62,8 @@ CHECKS = (
     gpu_checks.check_intel_and_apple,
     gpu_checks.check_jetson,
     gpu_checks.check_unified_memory,
+    gpu_checks.check_missing_cards,
+    gpu_checks.check_visible_devices,
     gpu_checks.check_mig,
     gpu_checks.check_vgpu,
     gpu_checks.check_wsl,
@@ -187,7 +189,7 @@ def stress_part(machine: Machine, args: argparse.Namespace, seen: Seen, python: 
         limit = windows_tdr_delay(machine, seen)
         findings += run_checks((stress_test.check_stress,), result, limit, new)
         facts["stress"] = result.as_json()
-        if result.ended == "interrupted":
+        if result.ended != "complete":  # what could not bear the load is not asked again
             return findings, facts
     ran = stress_test.minimal_forward(machine, python, device, args.model)
     findings += run_checks((stress_test.check_forward,), ran)

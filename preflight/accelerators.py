@@ -89,9 +89,12 @@ def _nvidia(looking: _Looking) -> None:
                 readings.append((rank, reading))
             looking.driver = nvidia.joined_driver(looking.driver, Driver(library=nvidia.parse_library_version(text)))
             # One cell of a good answer may hold the words of a failure; only a lost card shows beside good rows.
+            corrupt = re.findall(r"(?i)infoROM is corrupted at gpu (\S+)", text)
+            if corrupt:
+                troubles.append(Trouble("nvidia-smi", "inforom", text.strip().splitlines()[0], tuple(corrupt)))
             if trouble and trouble.kind != "bad-field" and (trouble.kind == "lost" or reading is None):
                 troubles.append(trouble)
-            elif reading is None and not trouble:
+            elif reading is None and not trouble and not _OTHER_REPORTS.search(text):
                 troubles.append(Trouble("nvidia-smi", "truncated" if _began(text) else "failed", text.strip()[:400]))
     seen_by_nvml = _ask_nvml(looking, answers)
     if seen_by_nvml.gpus:
@@ -123,6 +126,10 @@ def _nvidia(looking: _Looking) -> None:
     looking.driver = nvidia.joined_driver(
         looking.driver, nvidia.parse_proc_version(looking.machine.read("/proc/driver/nvidia/version").text)
     )
+
+
+# nvidia-smi topo, nvlink, pmon, dmon: reports that say nothing of what is looked for here.
+_OTHER_REPORTS = re.compile(r"CPU Affinity|^#\s*gpu\s|Link \d+: ", re.MULTILINE)
 
 
 def _ask_nvml(looking: _Looking, answers: Sequence[tuple[str, Answer]]) -> nvidia.Reading:
@@ -365,9 +372,12 @@ def _pci(looking: _Looking) -> None:
             looking.pci += other_vendors.parse_windows_adapters(answer.text)
             looking.asked["windows adapters"] = "answered"
         return
-    if looking.gpus and not looking.troubles:
-        return
     where = read_platform(machine)
+    if looking.gpus and not looking.troubles:
+        # A card that fell off the bus may be missing from the tool's list; /sys still shows it and costs nothing.
+        if where.get("system") == "Linux":
+            looking.pci += _sysfs(machine)
+        return
     if where.get("system") == "Windows":
         command = ["powershell", "-NoProfile", "-Command", "(Get-CimInstance Win32_VideoController).Name"]
         answer = looking.run(command, 20.0)
@@ -392,7 +402,8 @@ def _sysfs(machine: Machine) -> list[PciCard]:
         folder = path.rpartition("/")[0]
         vendor = machine.read(f"{folder}/vendor").text.strip().removeprefix("0x")
         device = machine.read(f"{folder}/device").text.strip().removeprefix("0x")
+        answers = machine.read(f"{folder}/config", 4).text[:1] != "\ufffd"
         name = {"10de": "nvidia", "1002": "amd", "8086": "intel", "19e5": "ascend"}.get(vendor)
         if name:
-            found.append(PciCard(folder.rpartition("/")[2], name, f"{name} device", f"{vendor}:{device}"))
+            found.append(PciCard(folder.rpartition("/")[2], name, f"{name} device", f"{vendor}:{device}", answers))
     return found

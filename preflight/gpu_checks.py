@@ -15,6 +15,7 @@ from preflight.findings import Finding, Level, quote
 from preflight.gpus import Accelerators, Gpu, PciCard, Trouble, kind_of_program, usable_gpus
 from preflight.host import Host
 from preflight.kernel_log import KernelLog
+from preflight.nvidia import short_bus_id
 from preflight.torch_state import TorchState
 
 DRIVER_SOURCE = "facts/cuda_driver.json (NVIDIA CUDA toolkit release notes, CUDA Compatibility guide)"
@@ -253,6 +254,42 @@ def check_mig(seen: Seen) -> list[Finding]:
             )
         )
     return found
+
+
+def check_missing_cards(seen: Seen) -> list[Finding]:
+    """NVIDIA cards on the bus that nvidia-smi does not list."""
+    listed = {
+        short_bus_id(gpu.pci_bus_id) for gpu in seen.accelerators.gpus if gpu.vendor == "nvidia" and gpu.pci_bus_id
+    }
+    named = {bus for trouble in seen.accelerators.troubles for bus in trouble.bus_ids}
+    if not listed:
+        return []
+    missing = [
+        card
+        for card in seen.cards("nvidia")
+        if short_bus_id(card.slot if card.slot.count(":") == 2 else f"0000:{card.slot}") not in listed | named
+        and card.module != "vfio-pci"
+    ]
+    if not missing:
+        return []
+    dead = [card for card in missing if not card.answers]
+    return [
+        Finding(
+            "gpu-lost" if dead else "card-not-listed",
+            Level.FAIL if dead else Level.WARN,
+            f"nvidia-smi lists {count(len(listed), 'card')}, the bus has {count(len(missing), 'more NVIDIA card')}: "
+            f"{', '.join(f'{card.slot} ({quote(card.name)})' for card in missing)}.",
+            "It no longer answers on PCIe: power, riser, heat or the slot."
+            if dead
+            else "The driver does not drive it: it failed to start, the driver does not support it, or it fell "
+            "off the bus.",
+            again(
+                "see why: `sudo dmesg | grep -i nvrm`",
+                "power the machine off and on, check the card's power cables and its slot",
+            ),
+            "lspci or /sys/bus/pci against nvidia-smi",
+        )
+    ]
 
 
 def check_vgpu(seen: Seen) -> list[Finding]:
@@ -622,6 +659,9 @@ def check_amd(seen: Seen) -> list[Finding]:
     facts = table("rocm_architectures")
     newest = list(facts["variants"])[-1]
     for gpu in training:
+        if gpu.integrated:
+            found.append(_apu(seen, gpu, gpu.gfx in facts["variants"][newest]))
+            continue
         if gpu.gfx and gpu.gfx not in facts["variants"][newest]:
             override = facts["override"].get(gpu.gfx)
             older = [name for name, built in facts["variants"].items() if gpu.gfx in built]
@@ -669,6 +709,34 @@ def check_amd(seen: Seen) -> list[Finding]:
     return found
 
 
+def _apu(seen: Seen, gpu: Gpu, built: bool) -> Finding:
+    """A processor's own GPU that is the only one: it can train where ROCm wheels hold kernels for it."""
+    ram = gib(seen.host.ram_available_bytes)
+    if not built:
+        return Finding(
+            "integrated-only",
+            Level.WARN,
+            f"The only GPU is the processor's own ({quote(gpu.name)}, {quote(gpu.gfx or 'gfx unknown')}), for "
+            f"which no ROCm wheel was built.",
+            "It has few units and shares the system's memory; posing as another one (HSA_OVERRIDE_GFX_VERSION) "
+            "often hangs.",
+            ("train a small model on the CPU, or on another machine",),
+            "facts/rocm_architectures.json",
+        )
+    return Finding(
+        "unified-memory-apu",
+        Level.OK,
+        f"{quote(gpu.name)} ({quote(gpu.gfx)}) is the processor's own GPU: {gib(gpu.total_bytes)} is set aside "
+        f"for it, more comes from the "
+        f"system's memory ({ram} available).",
+        "The amdgpu driver lends it up to about half of the RAM (GTT; amdgpu.gttsize and ttm.pages_limit raise "
+        "that). What torch reports as "
+        "free counts, not the part that was set aside.",
+        (),
+        "AMD ROCm documentation, APU memory",
+    )
+
+
 def check_intel_and_apple(seen: Seen) -> list[Finding]:
     """Intel XPUs and Apple chips: which torch build uses them."""
     found = []
@@ -699,6 +767,27 @@ def check_intel_and_apple(seen: Seen) -> list[Finding]:
                 )
             )
     return found
+
+
+def check_visible_devices(seen: Seen) -> list[Finding]:
+    """CUDA_VISIBLE_DEVICES and its kin: what programs started here see."""
+    value = seen.visible_devices
+    if value is None or not seen.accelerators.vendor("nvidia"):
+        return []
+    hidden = value.strip() in ("", "-1")
+    return [
+        Finding(
+            "cuda-visible-devices",
+            Level.WARN if hidden else Level.OK,
+            f"CUDA_VISIBLE_DEVICES is {quote(value)!r}: programs started here see "
+            + ("no card." if hidden else "only those cards, numbered anew from 0."),
+            "It hides every card, also from training."
+            if hidden
+            else "Job systems set it; the other cards were looked at all the same.",
+            ("`unset CUDA_VISIBLE_DEVICES`",) if hidden else (),
+            "CUDA programming guide, environment variables",
+        )
+    ]
 
 
 def check_jetson(seen: Seen) -> list[Finding]:

@@ -21,6 +21,8 @@ def check_driver_answers(seen: Seen) -> list[Finding]:
         ("lost", _lost),
         ("no-devices", _no_devices),
         ("no-driver", _no_driver),
+        ("no-runtime", _no_runtime),
+        ("inforom", _inforom),
         ("unknown-error", _unknown_error),
         ("no-library", _no_library),
         ("permission", _permission),
@@ -294,6 +296,37 @@ def _no_driver(seen: Seen, trouble: Trouble) -> Finding:
             hint,
         ),
         source,
+    )
+
+
+def _no_runtime(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "container-runtime-missing",
+        Level.FAIL,
+        f"The container cannot be given a GPU: {quote(trouble.text, 160)}",
+        "Docker on the host does not know NVIDIA's runtime: the NVIDIA container toolkit is missing or not "
+        "configured. The image and "
+        "what is installed in it do not matter.",
+        again(
+            "on the host: `sudo apt install nvidia-container-toolkit && sudo nvidia-ctk runtime configure "
+            "--runtime=docker && "
+            "sudo systemctl restart docker`"
+        ),
+        "NVIDIA container toolkit installation guide",
+    )
+
+
+def _inforom(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "inforom-corrupted",
+        Level.WARN,
+        f"The card's own memory of its settings and errors (infoROM) is damaged: {quote(', '.join(trouble.bus_ids))}.",
+        "The card computes, but its ECC, serial and error counts cannot be trusted, and some drivers refuse features.",
+        (
+            "run `python gpu_probe.py --stress-test`",
+            "ask the vendor for a firmware repair (nvflash is theirs) or a replacement",
+        ),
+        "nvidia-smi warning",
     )
 
 

@@ -146,6 +146,22 @@ def check_kernel_log(seen: Seen) -> list[Finding]:
                 "kernel log (OOM killer)",
             )
         )
+    if log.nvswitch_errors:
+        fatal = any(re.search(r"(?<!Non-)Fatal", line) for line in log.nvswitch_errors)
+        found.append(
+            Finding(
+                "nvswitch-error",
+                Level.FAIL if fatal else Level.WARN,
+                f"The NVSwitch fabric logged errors: {quote(log.nvswitch_errors[0], 160)}",
+                "SXid lines are of the switch between the cards, not of one card: training on several cards will "
+                "stop or hang.",
+                again(
+                    "restart the fabric manager: `sudo systemctl restart nvidia-fabricmanager`",
+                    "reset all cards, or reboot the machine",
+                ),
+                "NVIDIA fabric manager user guide, SXid errors",
+            )
+        )
     if log.amd_errors:
         found.append(
             Finding(

@@ -139,8 +139,8 @@ class PciCard:
 class Trouble:
     """A vendor tool that did not do its work: which, how it ended and what it said.
 
-    `kind` is one of: absent, timeout, mismatch, lost, no-devices, no-driver, unknown-error, no-library, permission,
-    bad-field, truncated, failed.
+    `kind` is one of: absent, timeout, mismatch, lost, no-devices, no-driver, no-runtime, unknown-error, no-library,
+    permission, blocked, bad-field, inforom, truncated, failed.
     """
 
     tool: str
@@ -182,9 +182,17 @@ class Accelerators:
 def read_gpus(machine: Machine) -> list[Gpu]:
     """The devices that a training process can use, quickly and without torch.
 
-    A card in MIG mode is replaced by its slices; lost cards and integrated GPUs beside a discrete one are left out.
+    A card in MIG mode is replaced by its slices; lost cards, integrated GPUs beside a discrete one, and cards that
+    CUDA_VISIBLE_DEVICES hides by number are left out.
     """
-    return usable_gpus(read_accelerators(machine))
+    found = usable_gpus(read_accelerators(machine))
+    visible = machine.variable("CUDA_VISIBLE_DEVICES")
+    if visible is None or not re.fullmatch(r"\s*(?:-?\d+\s*(?:,\s*-?\d+\s*)*)?", visible):
+        return found  # not set, or named by UUID, which nothing else here knows
+    wanted = [int(word) for word in re.findall(r"-?\d+", visible)]
+    if -1 in wanted:  # CUDA stops reading at the first number that is no card
+        wanted = wanted[: wanted.index(-1)]
+    return [gpu for gpu in found if gpu.vendor != "nvidia" or gpu.parent is not None or gpu.index in wanted]
 
 
 def usable_gpus(seen: Accelerators) -> list[Gpu]:

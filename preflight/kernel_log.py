@@ -41,6 +41,7 @@ class KernelLog:
     amd_errors: tuple[str, ...] = ()
     bar_too_small: bool = False
     pcie_errors: tuple[str, ...] = ()
+    nvswitch_errors: tuple[str, ...] = ()
 
 
 _STAMP = re.compile(
@@ -74,7 +75,7 @@ def messages(text: str) -> list[str]:
 
 def looks_like_kernel_log(text: str) -> bool:
     """Whether a text holds kernel lines about GPUs."""
-    return bool(re.search(r"NVRM:|nvidia-modeset|amdgpu 0000:|\bkernel: (?:nvidia|nouveau)", text))
+    return bool(re.search(r"NVRM:|nvidia-modeset|nvidia-nvswitch|amdgpu 0000:|\bkernel: (?:nvidia|nouveau)", text))
 
 
 def read_kernel_log(machine: Machine) -> KernelLog:
@@ -99,7 +100,7 @@ def read_kernel_log(machine: Machine) -> KernelLog:
 
 
 _ABOUT_GPUS = re.compile(
-    r"(?i)nvrm|nvidia|nouveau|amdgpu|\bxid\b|aer:|pcie bus error|out of memory: killed|oom-kill"
+    r"(?i)nvrm|nvidia|nouveau|sxid|amdgpu|\bxid\b|aer:|pcie bus error|out of memory: killed|oom-kill"
     r"|module.*(?:reject|key)"
 )
 
@@ -140,6 +141,7 @@ def parse_kernel_log(text: str, readable: bool | None = None) -> KernelLog:
         out_of_memory_killed=tuple(dict.fromkeys(one or two for one, two in killed)),
         amd_errors=tuple(line for line in log if re.search(amd, line))[:10],
         bar_too_small=bool(re.search(small_bar, whole)),
+        nvswitch_errors=tuple(line for line in log if re.search(r"nvidia-nvswitch\d*: SXid", line))[:10],
         pcie_errors=tuple(line for line in log if re.search(r"pcieport.*AER:|PCIe Bus Error", line))[:5],
     )
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from preflight import wheels
-from preflight.capability import completed
+from preflight.capability import completed, parsed
 from preflight.gpu_checks import DriverHints, Seen
 from preflight.gpus import Accelerators, usable_gpus
 from preflight.host import Host
@@ -71,13 +71,13 @@ def target_of(seen: Seen) -> wheels.Target:
         ),
         "cpu",
     )
-    capabilities = [
-        gpu.compute_capability for gpu in usable if gpu.vendor == "nvidia" and gpu.compute_capability is not None
-    ]
+    capabilities = [cc for gpu in usable if gpu.vendor == "nvidia" and (cc := gpu.compute_capability) and parsed(cc)]
     driver = seen.accelerators.driver.version
+    if driver is not None and not re.match(r"\d{3}\.\d", driver):
+        driver = None  # not a version: a damaged answer
     if accelerator == "cpu" and any(device.get("capability") for device in seen.torch.devices) and not seen.torch.hip:
         accelerator = "cuda"
-        capabilities = [str(device["capability"]) for device in seen.torch.devices if device.get("capability")]
+        capabilities = [str(d["capability"]) for d in seen.torch.devices if parsed(str(d.get("capability")))]
         driver = driver or _driver_that_torch_proves(seen.torch, capabilities)
     machine = {"amd64": "x86_64", "AMD64": "x86_64", "ARM64": "arm64"}.get(seen.host.machine or "", seen.host.machine)
     system = seen.system

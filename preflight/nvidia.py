@@ -6,15 +6,13 @@ Both generations of the banner are read: from driver R610 on it says KMD Version
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from preflight.gpus import Driver, Gpu, GpuProcess, Trouble
-from preflight.readings import missing, number, size_bytes, whole
+from preflight.readings import csv_rows, missing, number, size_bytes, whole
 
 
 @dataclass
@@ -33,6 +31,7 @@ _BUS_ID = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 # How nvidia-smi says that it cannot work; first match wins. Source: facts/xid.json related_strings, NVML return codes.
 _FAILURES: tuple[tuple[str, str], ...] = (
     ("mismatch", r"driver/library version mismatch|NVML_ERROR_LIB_RM_VERSION_MISMATCH"),
+    ("no-runtime", r"could not select device driver|unknown or invalid runtime name: nvidia|unresolvable CDI devices"),
     ("lost", r"gpu is lost|unable to determine the device handle|fallen off the bus"),
     ("no-devices", r"no devices were found|no nvidia gpus? (?:found|detected)"),
     ("no-driver", r"couldn'?t communicate with the nvidia driver|driver not loaded|driver is not loaded"),
@@ -340,9 +339,7 @@ def parse_query(text: str, question: str = "") -> Reading:
 
     `question` is the command that was run (or a text that holds it); without a header it names the columns.
     """
-    rows = [
-        [cell.strip() for cell in row] for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)
-    ]
+    rows = csv_rows(text)
     seen = Reading()
     if not rows:
         return seen
@@ -441,19 +438,6 @@ def _switch(name: str, text: str) -> str | None:
     if state is None:
         return None
     return ("enabled" if state else "disabled") if name == "mig_mode" else ("on" if state else "off")
-
-
-def parse_query_processes(text: str) -> list[GpuProcess]:
-    """`nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv`."""
-    rows = list(csv.DictReader(io.StringIO(text), skipinitialspace=True))
-    found = []
-    for row in rows:
-        values = {_column(key or ""): (value or "") for key, value in row.items() if isinstance(value, str)}
-        pid = whole(values.get("pid", ""))
-        if pid is not None:
-            memory = size_bytes(values.get("used_gpu_memory [mib]") or values.get("used_gpu_memory", ""))
-            found.append(GpuProcess(None, pid, values.get("process_name") or None, "C", memory))
-    return found
 
 
 def parse_nvml(lines: Iterable[Mapping[str, Any]]) -> Reading:

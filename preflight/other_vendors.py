@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from preflight.gpus import Gpu, GpuProcess, PciCard, merged
-from preflight.readings import missing, number, size_bytes, whole
+from preflight.readings import csv_rows, missing, number, size_bytes, whole
 
 # GPUs that are part of a processor. Source: LLVM AMDGPU processor table (llvm.org/docs/AMDGPUUsage.html), APU rows.
 APU_GFX = (
@@ -147,11 +145,12 @@ def _amd_csv(text: str) -> list[Gpu]:
     if start is None:
         return []
     found = []
-    for row in csv.DictReader(io.StringIO("\n".join(lines[start:])), skipinitialspace=True):
-        values = {str(key).strip(): value for key, value in row.items() if isinstance(value, str)}
-        who = next(iter(values.values()), "")
+    columns, *rows = csv_rows("\n".join(lines[start:]))
+    for row in rows:
+        values = {column: row[at] for at, column in enumerate(columns[: len(row)])}
+        who = row[0].lower()
         number_in_name = re.search(r"\d+", who)
-        if re.match(r"(card|gpu)?\d+$", who.strip().lower()) and number_in_name:
+        if re.match(r"(card|gpu)?\d+$", who) and number_in_name:
             found.append(_amd_gpu(int(number_in_name.group()), values))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -57,3 +58,16 @@ def size_bytes(text: object, unit: str = "") -> int | None:
     found = re.search(r"\d\s*([KMGT]i?B|B)\b", str(text), re.IGNORECASE)
     factor = _UNITS.get((found.group(1) if found else unit).lower())
     return None if factor is None or value < 0 else int(value * factor)
+
+
+def csv_rows(text: str) -> list[list[str]]:
+    """The rows of comma-separated text, cells stripped, without empty ones. A row that is no CSV is split at commas."""
+    found = []
+    for line in text.replace("\x00", "").splitlines():
+        try:
+            row = next(csv.reader([line], skipinitialspace=True), [])
+        except csv.Error:
+            row = line.split(",")
+        if any(cell.strip() for cell in row):
+            found.append([cell.strip() for cell in row])
+    return found

@@ -110,9 +110,9 @@ def progress(duration_s: float, title: str) -> Callable[[Mapping[str, Any]], Non
     import shutil
 
     form = "{desc}: {percentage:3.0f} %|{bar}| {n:.0f}/{total:.0f} s"
-    # some terminals report no width, and tqdm would then draw nothing
+    # some terminals report no size, and tqdm would then draw nothing
     width = min(100, shutil.get_terminal_size((80, 24)).columns)
-    bar = tqdm(total=duration_s, desc=title, unit="s", bar_format=form, ncols=width)
+    bar = tqdm(total=duration_s, desc=title, unit="s", bar_format=form, ncols=width, nrows=24)
 
     def move(line: Mapping[str, Any]) -> None:
         if not line:

@@ -586,6 +586,16 @@ def _with_install(finding: Finding, install: str) -> Finding:
 
 def _works_on_cpu(state: TorchState) -> Finding | None:
     others = [name for name in state.kernels if name != "cpu"]
+    if not state.kernels and (state.mps or state.xpu):
+        which = "Apple's GPU (MPS)" if state.mps else "Intel's GPU (XPU)"
+        return Finding(
+            "torch-works",
+            Level.OK,
+            f"torch {quote(state.version)} sees {which}.",
+            "No kernel was run on it in this recording, so that is not proof that it works.",
+            (),
+            SOURCE,
+        )
     kernel = state.kernels.get("cpu") or (state.kernels[others[0]] if others else None)
     if kernel is None:
         return None

@@ -331,7 +331,7 @@ def driver_for(capability: str) -> tuple[int | None, int | None]:
 def driver_drives(driver: str, capability: str) -> str | None:
     """Why this driver cannot drive this card at all; None when it can."""
     first, last = driver_for(capability)
-    branch = numbers(driver)[0]
+    branch = (*numbers(driver), 0)[0]
     if first is not None and branch < first:
         return f"compute capability {capability} needs driver branch {first} or newer, this driver is {driver}"
     if last is not None and branch > last:

@@ -862,6 +862,382 @@ GPU 00000000:31:00.0
 )
 
 
+XML_OLD = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v10.dtd">
+<nvidia_smi_log>
+	<timestamp>Mon Jun 10 10:10:10 2019</timestamp>
+	<driver_version>418.67</driver_version>
+	<cuda_version>10.1</cuda_version>
+	<attached_gpus>1</attached_gpus>
+	<gpu id="00000000:00:1E.0">
+		<product_name>Tesla V100-SXM2-16GB</product_name>
+		<product_brand>Tesla</product_brand>
+		<persistence_mode>Enabled</persistence_mode>
+		<driver_model><current_dm>N/A</current_dm><pending_dm>N/A</pending_dm></driver_model>
+		<minor_number>0</minor_number>
+		<gpu_virtualization_mode><virtualization_mode>Pass-Through</virtualization_mode></gpu_virtualization_mode>
+		<pci><pci_gpu_link_info><pcie_gen><max_link_gen>3</max_link_gen><current_link_gen>3</current_link_gen></pcie_gen><link_widths><max_link_width>16x</max_link_width><current_link_width>1x</current_link_width></link_widths></pci_gpu_link_info></pci>
+		<fan_speed>N/A</fan_speed>
+		<performance_state>P0</performance_state>
+		<clocks_throttle_reasons>
+			<clocks_throttle_reason_gpu_idle>Not Active</clocks_throttle_reason_gpu_idle>
+			<clocks_throttle_reason_hw_slowdown>Active</clocks_throttle_reason_hw_slowdown>
+			<clocks_throttle_reason_hw_thermal_slowdown>Active</clocks_throttle_reason_hw_thermal_slowdown>
+		</clocks_throttle_reasons>
+		<fb_memory_usage><total>16130 MiB</total><used>15800 MiB</used><free>330 MiB</free></fb_memory_usage>
+		<bar1_memory_usage><total>16384 MiB</total><used>2 MiB</used><free>16382 MiB</free></bar1_memory_usage>
+		<utilization><gpu_util>98 %</gpu_util><memory_util>40 %</memory_util></utilization>
+		<ecc_mode><current_ecc>Enabled</current_ecc></ecc_mode>
+		<ecc_errors><volatile><single_bit><total>0</total></single_bit><double_bit><device_memory>1</device_memory><total>1</total></double_bit></volatile></ecc_errors>
+		<retired_pages><multiple_single_bit_retirement><retired_count>0</retired_count></multiple_single_bit_retirement><double_bit_retirement><retired_count>2</retired_count></double_bit_retirement><pending_retirement>Yes</pending_retirement></retired_pages>
+		<temperature><gpu_temp>91 C</gpu_temp><gpu_temp_max_threshold>90 C</gpu_temp_max_threshold><gpu_temp_slow_threshold>87 C</gpu_temp_slow_threshold></temperature>
+		<power_readings><power_draw>180.50 W</power_draw><power_limit>150.00 W</power_limit><default_power_limit>300.00 W</default_power_limit></power_readings>
+		<clocks><sm_clock>900 MHz</sm_clock></clocks>
+		<processes><process_info><pid>321</pid><type>C</type><process_name>python</process_name><used_memory>15700 MiB</used_memory></process_info></processes>
+	</gpu>
+</nvidia_smi_log>"""
+case("xml v10", "fail", "ecc-uncorrected", k={"nvidia-smi -q -x": XML_OLD})
+case(
+    "inforom",
+    "warn",
+    "inforom-corrupted",
+    k={
+        "nvidia-smi": """WARNING: infoROM is corrupted at gpu 0000:01:00.0
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 550.54.14              Driver Version: 550.54.14      CUDA Version: 12.4     |
+|-----------------------------------------+------------------------+----------------------+
+|   0  NVIDIA L40S                    On  |   00000000:01:00.0 Off |                    0 |
+| N/A   26C    P0             39W /  350W |       0MiB /  46068MiB |      0%      Default |
+|                                         |                        |                  N/A |
++-----------------------------------------+------------------------+----------------------+
+"""
+    },
+)
+case(
+    "driver not loaded",
+    "fail",
+    "driver-not-running",
+    k={"nvidia-smi": ("Failed to initialize NVML: Driver Not Loaded\n", 9)},
+)
+case(
+    "docker no toolkit",
+    "fail",
+    "container-runtime-missing",
+    k={
+        "docker run --rm --gpus all nvidia/cuda:12.4.1-base-ubuntu22.04 nvidia-smi": (
+            'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].\n',
+            125,
+        )
+    },
+)
+case(
+    "container-cli",
+    "fail",
+    "driver-not-running",
+    k={
+        "docker run --gpus all x nvidia-smi": (
+            "docker: Error response from daemon: failed to create task for container: ... nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown.\n",
+            125,
+        )
+    },
+)
+case(
+    "handle not found",
+    "fail",
+    "gpu-lost",
+    k={"nvidia-smi": ("Unable to determine the device handle for GPU 0000:0A:00.0: Not Found\n", 15)},
+)
+case(
+    "kepler 470",
+    "warn",
+    "torch-build",
+    k={
+        "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader": "Tesla K80, 470.256.02, 11441 MiB\n"
+    },
+)
+case(
+    "gtx 680",
+    "fail",
+    "no-torch-build",
+    k={
+        "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader": "GeForce GTX 680, 470.256.02, 2001 MiB\n"
+    },
+)
+case(
+    "virtio",
+    "warn",
+    "no-gpu",
+    k={
+        "nvidia-smi": ("bash: nvidia-smi: command not found", 127),
+        "lspci -nn": "00:01.0 VGA compatible controller [0300]: Red Hat, Inc. Virtio 1.0 GPU [1af4:1050] (rev 01)\n05:00.0 VGA compatible controller [0300]: ASPEED Technology, Inc. ASPEED Graphics Family [1a03:2000]\n",
+    },
+)
+case(
+    "sxid",
+    "fail",
+    "nvswitch-error",
+    k={
+        "dmesg": "[1.0] nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Fatal, Link 32 egress non-posted PRIV error\n"
+    },
+)
+case(
+    "amdgpu reset",
+    "warn",
+    "amdgpu-errors",
+    k={
+        "dmesg": "[100.1] amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=1234, emitted seq=1236\n[100.2] amdgpu 0000:03:00.0: amdgpu: GPU reset begin!\n"
+    },
+)
+case(
+    "oom",
+    "warn",
+    "host-memory-killed",
+    k={"dmesg": "[100.1] Out of memory: Killed process 4321 (python3) total-vm:45678901kB, anon-rss:31234567kB\n"},
+)
+case(
+    "rocm torch",
+    "ok",
+    "torch-works",
+    k={
+        "torch probe": json.dumps(
+            {
+                "torch.__version__": "2.9.0+rocm6.4",
+                "torch.version.hip": "6.4.43482",
+                "torch.version.cuda": None,
+                "torch.cuda.is_available()": True,
+                "device_count": 1,
+                "get_device_name(0)": "AMD Radeon RX 7900 XTX",
+                "get_arch_list()": ["gfx900", "gfx1100"],
+            }
+        )
+    },
+)
+case(
+    "torch nvcc mismatch noise",
+    "ok",
+    "torch-works",
+    k={
+        "torch probe": json.dumps(
+            {
+                "torch.__version__": "2.6.0+cu124",
+                "torch.version.cuda": "12.4",
+                "torch.cuda.is_available()": True,
+                "device_count": 1,
+                "get_device_name(0)": "NVIDIA GeForce RTX 3090",
+                "get_device_capability(0)": [8, 6],
+                "get_arch_list()": ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"],
+            }
+        ),
+        "nvcc --version": "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 11.8, V11.8.89\n",
+    },
+)
+case(
+    "rocm concise",
+    "ok",
+    "ok",
+    k={
+        "rocm-smi": """
+========================= ROCm System Management Interface =========================
+=================================== Concise Info ===================================
+GPU  Temp (DieEdge)  AvgPwr  SCLK    MCLK     Fan  Perf  PwrCap  VRAM%  GPU%
+0    45.0c           31.0W   800Mhz  1600Mhz  0%   auto  560.0W    0%   0%
+1    43.0c           30.0W   800Mhz  1600Mhz  0%   auto  560.0W    0%   0%
+====================================================================================
+=============================== End of ROCm SMI Log ================================
+"""
+    },
+)
+case(
+    "amd-smi static text",
+    "ok",
+    "ok",
+    k={
+        "amd-smi static": """GPU: 0
+    ASIC:
+        MARKET_NAME: AMD Instinct MI210
+        VENDOR_ID: 0x1002
+        TARGET_GRAPHICS_VERSION: gfx90a
+    BUS:
+        BDF: 0000:c3:00.0
+    VRAM:
+        TYPE: HBM
+        SIZE: 65520 MB
+"""
+    },
+)
+case(
+    "strix halo",
+    "ok",
+    "unified-memory-apu",
+    k={
+        "rocm-smi --json": json.dumps(
+            {
+                "card0": {
+                    "VRAM Total Memory (B)": "536870912",
+                    "VRAM Total Used Memory (B)": "200000000",
+                    "Card Series": "Radeon 8060S Graphics",
+                    "GFX Version": "gfx1151",
+                }
+            }
+        ),
+        "/proc/meminfo": "MemTotal:       131000000 kB\nMemAvailable:   120000000 kB\n",
+    },
+)
+case(
+    "raphael only",
+    "warn",
+    "integrated-only",
+    k={
+        "rocm-smi --json": json.dumps(
+            {
+                "card0": {
+                    "VRAM Total Memory (B)": "536870912",
+                    "VRAM Total Used Memory (B)": "200000000",
+                    "Card Series": "Raphael",
+                    "GFX Version": "gfx1036",
+                }
+            }
+        )
+    },
+)
+case(
+    "xpu stats",
+    "ok",
+    "ok",
+    k={
+        "xpu-smi discovery -d 0": """+-----------+--------------------------------------------------------------------------------------+
+| Device ID | Device Information                                                                   |
++-----------+--------------------------------------------------------------------------------------+
+| 0         | Device Type: GPU                                                                     |
+|           | Device Name: Intel(R) Data Center GPU Flex 170                                       |
+|           | Memory Physical Size: 14248.00 MiB                                                   |
+|           | Max Mem Alloc Size: 4095.99 MiB                                                      |
++-----------+--------------------------------------------------------------------------------------+
+""",
+        "xpu-smi stats -d 0": """+------------------------------+------------------------------------------------------------------+
+| Device ID                    | 0                                                                |
++------------------------------+------------------------------------------------------------------+
+| GPU Utilization (%)          | 0                                                                |
+| GPU Power (W)                | 41                                                               |
+| GPU Core Temperature (C)     | 45                                                               |
+| GPU Memory Used (MiB)        | 1024                                                             |
++------------------------------+------------------------------------------------------------------+
+""",
+    },
+)
+case(
+    "mixed nvidia amd",
+    "ok",
+    "mixed-cards",
+    k={
+        "nvidia-smi --query-gpu=index,name,memory.total,driver_version --format=csv": "index, name, memory.total [MiB], driver_version\n0, NVIDIA GeForce RTX 4090, 24564 MiB, 570.124.06\n",
+        "rocm-smi --json": json.dumps(
+            {
+                "card0": {
+                    "VRAM Total Memory (B)": "25753026560",
+                    "VRAM Total Used Memory (B)": "1024000000",
+                    "Card Series": "Radeon RX 7900 XTX",
+                    "GFX Version": "gfx1100",
+                }
+            }
+        ),
+    },
+)
+case(
+    "kaggle t4",
+    "warn",
+    "no-native-bf16",
+    variables={"KAGGLE_KERNEL_RUN_TYPE": "Interactive"},
+    k={
+        "nvidia-smi --query-gpu=index,name,memory.total,driver_version --format=csv": "index, name, memory.total [MiB], driver_version\n0, Tesla T4, 15360 MiB, 560.35.03\n1, Tesla T4, 15360 MiB, 560.35.03\n"
+    },
+)
+case("smi segfault", "unknown", "nvidia-smi-failed", k={"nvidia-smi": ("Segmentation fault (core dumped)\n", 139)})
+case(
+    "utf16",
+    "ok",
+    "ok",
+    k={
+        "nvidia-smi": (
+            "\ufeff"
+            + """+-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 551.86                 Driver Version: 551.86         CUDA Version: 12.4     |
+|-----------------------------------------+------------------------+----------------------+
+| GPU  Name                     TCC/WDDM  | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+|=========================================+========================+======================|
+|   0  NVIDIA GeForce RTX 4080      WDDM  |   00000000:01:00.0  On |                  N/A |
+|  0%   47C    P8             28W /  320W |    1500MiB /  16376MiB |      0%      Default |
+|                                         |                        |                  N/A |
++-----------------------------------------+------------------------+----------------------+
+"""
+        ).encode("utf-16-le")
+    },
+)
+case(
+    "topo only",
+    "warn",
+    "no-gpu",
+    k={"nvidia-smi topo -m": "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV12\t0-31\nGPU1\tNV12\t X \t0-31\n"},
+)
+case(
+    "xml processes wddm",
+    "ok",
+    "wddm",
+    k={
+        "nvidia-smi -x -q": XML_OLD.replace("<current_dm>N/A", "<current_dm>WDDM")
+        .replace("Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 4080")
+        .replace("<total>1</total>", "<total>0</total>")
+        .replace(">Active<", ">Not Active<")
+        .replace("91 C", "55 C")
+        .replace("418.67", "551.86")
+        .replace("10.1", "12.4")
+        .replace("15800", "1500")
+        .replace(">330 ", ">14630 ")
+        .replace(">Yes<", ">No<")
+        .replace("<retired_count>2", "<retired_count>0")
+        .replace("Pass-Through", "None")
+        .replace("1x<", "16x<")
+        .replace("15700 MiB", "N/A")
+    },
+)
+case(
+    "gb10 xml",
+    "ok",
+    "unified-memory",
+    k={
+        "nvidia-smi -q -x": '<?xml version="1.0" ?>\n<nvidia_smi_log><driver_version>580.95.05</driver_version><cuda_version>13.0</cuda_version><attached_gpus>1</attached_gpus><gpu id="0000000F:01:00.0"><product_name>NVIDIA GB10</product_name><product_architecture>Blackwell</product_architecture><mig_mode><current_mig>N/A</current_mig></mig_mode><fb_memory_usage><total>N/A</total><reserved>N/A</reserved><used>N/A</used><free>N/A</free></fb_memory_usage><temperature><gpu_temp>40 C</gpu_temp></temperature></gpu></nvidia_smi_log>',
+        "/proc/meminfo": "MemTotal: 127600748 kB\nMemAvailable: 100000000 kB\n",
+    },
+)
+case(
+    "orin nano tegrastats old",
+    "warn",
+    "jetson",
+    k={
+        "/etc/nv_tegra_release": "# R32 (release), REVISION: 7.1, GCID: 29818004, BOARD: t210ref, EABI: aarch64, DATE: Sat Feb 19 17:05:08 UTC 2022",
+        "tegrastats": "RAM 1024/3956MB (lfb 400x4MB) SWAP 0/1978MB (cached 0MB) IRAM 0/252kB(lfb 252kB) CPU [10%@1479,off,off,5%@1479] EMC_FREQ 0% GR3D_FREQ 99% PLL@30C CPU@33C PMIC@100C GPU@31.5C AO@39C thermal@32.25C\n",
+        "/proc/device-tree/model": "NVIDIA Jetson Nano Developer Kit\x00",
+    },
+)
+case(
+    "mps torch",
+    "ok",
+    "torch-works",
+    k={
+        "torch probe": json.dumps(
+            {
+                "torch.__version__": "2.9.0",
+                "torch.version.cuda": None,
+                "torch.cuda.is_available()": False,
+                "torch.backends.mps.is_available()": True,
+            }
+        ),
+        "uname -a": "Darwin mac 23.6.0 Darwin Kernel Version 23.6.0: x arm64",
+        "sysctl -n machdep.cpu.brand_string": "Apple M2\n",
+    },
+)
+
+
 def probe(folder, capsys):
     code = gpu_probe.main(["--replay", str(folder), "--json"])
     section = json.loads(capsys.readouterr().out)
@@ -968,3 +1344,42 @@ def test_the_long_text_log_is_read(tmp_path, capsys):
     assert gpu["ecc_uncorrected_volatile"] == 2 and gpu["row_remap_pending"] is True
     assert gpu["memory_reserved_bytes"] == 600 * MIB
     assert [(p["pid"], p["name"], p["memory_bytes"]) for p in observed["processes"]] == [(2345, "python3", 1200 * MIB)]
+
+
+# --- damaged answers
+
+
+def spoiled(answer, random):
+    """An answer cut short, with a part missing, with odd bytes in it, or with its lines in another order."""
+    kind = random.randrange(4)
+    if kind == 0:
+        return answer[: random.randrange(len(answer) + 1)]
+    if kind == 1:
+        first, last = sorted(random.randrange(len(answer) + 1) for _ in range(2))
+        return answer[:first] + answer[last:]
+    if kind == 2:
+        changed = bytearray(answer)
+        for _ in range(random.randrange(1, 12)):
+            if changed:
+                changed[random.randrange(len(changed))] = random.choice(b'0123456789|+-/ \n\r\tNA%:,.[]{}<>"\x00\xff')
+        return bytes(changed)
+    lines = answer.split(b"\n")
+    random.shuffle(lines)
+    return b"\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_answers_are_judged_and_never_a_crash(seed, tmp_path, capsys):
+    import random
+
+    dice = random.Random(seed)
+    machines = [kinds for _, _, _, kinds in CASES.values()]
+    for number in range(60):
+        kinds = {}
+        for kind, answer in dice.choice(machines).items():
+            text, code = answer if isinstance(answer, tuple) else (answer, 0)
+            kinds[kind] = (spoiled(text if isinstance(text, bytes) else text.encode(), dice), code)
+        section = probe(machine(tmp_path / str(number), kinds=kinds), capsys)
+        for one in section["findings"]:
+            assert one["code"] != "check-crashed", (one, kinds)
+            assert one["level"] == "ok" or (one["why"] and one["fix"] and one["source"]), (one, kinds)

@@ -72,7 +72,7 @@ def test_one_flipped_bit_is_found(tiny, capsys):
 
 def running(name):
     """Process ids of our children that run preflight/children/NAME.py and descend from this test."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     children: dict[int, list] = {}
     for pid, parent, args in rows:
@@ -81,7 +81,7 @@ def running(name):
     while todo:
         for pid, args in children.get(todo.pop(), []):
             todo.append(pid)
-            if f"children/{name}.py" in args:
+            if f"children/{name}.py " in args:
                 found.append(pid)
     return found
 

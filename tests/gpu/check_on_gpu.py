@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (one comparison a line)
+
 """One run on a real GPU: the probe, the torch child and the stress test against nvidia-smi and torch themselves.
 
     python tests/gpu/check_on_gpu.py [--duration 30] [--out FOLDER]
