@@ -589,7 +589,10 @@ def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
         findings += [replace(f, what=f"{quote(one.name, 60)}: {f.what}") for f in judged if f.level is not Level.OK]
         if all(f.level is Level.OK for f in judged):
             findings.append(Finding("model-ok", Level.OK, f"{quote(one.name, 60)}: nothing stands in the way."))
-        models.append(facts_of(one) | {"level": max((f.level for f in judged), key=lambda level: level.weight).value})
+        facts = facts_of(one)
+        if facts["memory"]:  # a comparison shows what each method takes, not every component of it
+            facts["memory"] = {key: facts["memory"].get(key) for key in ("by_method", "verdict")}
+        models.append(facts | {"level": max((f.level for f in judged), key=lambda level: level.weight).value})
     return Section(STAGE, {"models": models}, tuple(findings))
 
 

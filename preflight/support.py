@@ -212,7 +212,8 @@ def check_support(support: Support, versions: Versions, directory: ModelDirector
             (f'`pip install "transformers=={support.removed}"` in an environment of its own',),
             _SOURCE,
         )
-    if support.needs_code or directory.auto_map:
+    published = shape is not None and shape.structure == "known"  # its layout is known from the code of its repository
+    if support.needs_code or directory.auto_map or published:
         return _custom_code(support, versions, directory, shape)
     if not directory.config.object.get("model_type"):
         known = f" Its architecture {quote(support.architecture, 60)} suggests one." if support.architecture else ""
