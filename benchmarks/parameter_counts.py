@@ -91,8 +91,8 @@ def main() -> int:
         else:
             lora = (lora[0], trainable_parameters(shape, row["two"], 8))
             mine = (shape.parameters, lora[0], lora[1], shape.bitsandbytes_weights)
-            theirs = (row["parameters"], *(v if isinstance(v, int) else None for v in (row["lora_all"], row["lora_two"])),
-                      row["four_bit"])  # fmt: skip
+            counted = [row[key] if isinstance(row[key], int) else None for key in ("lora_all", "lora_two")]
+            theirs = (row["parameters"], *counted, row["four_bit"])
             verdict = "equal" if mine == theirs else f"DIFFERS {theirs}"
             equal, differ = equal + (mine == theirs), differ + (mine != theirs)
         two = f"{lora[1]:,}" if lora[1] is not None else "-"
