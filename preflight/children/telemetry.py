@@ -1,7 +1,7 @@
 """Samples a device at least five times a second while another process works on it.
 
 Runs beside stress.py, in our interpreter (where pynvml may be) or any other; standard library and pynvml only.
-argv: device ("cuda:0", "cpu"), its PCI bus id or "", hertz, results file, the process to watch; ends with that one.
+argv: device ("cuda:0", "cpu"), its UUID or PCI bus id or "", hertz, results file, the process to watch and end with.
 Lines: {"telemetry": {"at_s", "utilization_pct", "memory_used_bytes", "sm_clock_mhz", "memory_clock_mhz",
 "temperature_c", "power_w", "throttle"}}.
 """
@@ -32,12 +32,13 @@ def write(line):
 
 
 def alive():
-    if os.name == "posix" and os.getppid() == 1:
-        return False
-    try:
-        os.kill(WATCHED, 0)
-    except OSError:
-        return False
+    if os.name == "posix":  # on Windows os.kill would end the process that it asks about
+        if os.getppid() == 1:
+            return False
+        try:
+            os.kill(WATCHED, 0)
+        except OSError:
+            return False
     return os.path.exists(RESULTS)
 
 
@@ -55,7 +56,9 @@ def nvml_sampler():
 
     pynvml.nvmlInit()
     handle = None
-    if BUS_ID:
+    if BUS_ID.startswith("GPU-"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(BUS_ID.encode())
+    elif BUS_ID:
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(BUS_ID.encode())
     if handle is None:
         handle = pynvml.nvmlDeviceGetHandleByIndex(int(DEVICE.partition(":")[2] or 0))
