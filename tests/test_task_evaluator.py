@@ -192,6 +192,18 @@ def test_repeated_records_are_asked_once(tmp_path: Path) -> None:
     assert (document["observed"]["tasks"][0]["k"], document["observed"]["tasks"][0]["n"]) == (1, 1)
 
 
+def test_two_files_of_the_same_name_are_both_asked(tmp_path: Path) -> None:
+    paths = []
+    for name, count in (("a", 3), ("b", 2)):
+        (tmp_path / name).mkdir()
+        paths.append(write_data(tmp_path / name, count))
+    lines = answers(paths[0], "yes", ["yes"] * 3)
+    lines += [{**line, "key": line["key"] + "'"} for line in answers(paths[1], "yes", ["no"] * 2)]
+    machine = recording(tmp_path / "machine", LOAD, *lines, DONE)
+    document = section("--replay", machine, "--model", "m", "--data", str(paths[0]), "--data", str(paths[1]))
+    assert [(task["task"], task["k"], task["n"]) for task in document["observed"]["tasks"]] == [("yes", 3, 5)]
+
+
 def exam_file(path: Path, rows: dict[str, bool | None], **settings: Any) -> str:
     samples = [{"id": name, "task": "t", "fingerprint": name, "passed": passed} for name, passed in rows.items()]
     observed = {"model_name": path.stem, "samples": samples, "settings": {"seed": 0, **settings}}
