@@ -210,6 +210,19 @@ def check_resolution(outcome: Mapping[str, Any], file: str) -> list[Finding]:
             )
         )
         return findings
+    if resolve.get("disk_needed_bytes"):
+        need, free = resolve["disk_needed_bytes"], outcome["free_bytes"]
+        return [
+            Finding(
+                "disk-too-small",
+                Level.UNKNOWN,
+                f"Not installed: about {need / 2**30:.1f} GiB would be needed with downloads, {free / 2**30:.1f} GiB "
+                f"are free.",
+                "Nothing was downloaded; whether the stack loads could not be tried.",
+                ("free disk space, or name a larger disk with `--sandbox-dir DIR`",),
+                "sizes from the index; 4 times the wheels, measured",
+            )
+        ]
     if resolve["torch_swapped"]:
         swap = resolve["torch_swapped"]
         findings.append(
