@@ -121,6 +121,8 @@ def _tree_of_xml(text: str) -> tuple[Node, bool]:
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = begin, end
     parser.CharacterDataHandler, parser.EntityDeclHandler = words, refuse
+    # A redacted recording holds <uuid> and its like where values stood, which are no tags.
+    text = re.sub(r"<(redacted|host|token|email|mac|unique-id|user)>|(?<=-)<(uuid)>", r"[\1\2]", text)
     start = text.find("<")
     try:
         parser.Parse(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", " ", text[max(start, 0) :]), True)

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (outputs of tools, kept as they are)
 """What gpu_probe.py looks at only when asked: Windows' timeouts and events, video engines, memory before and after."""
 
 import json
@@ -137,6 +136,22 @@ def test_a_value_that_nothing_reads_is_named(tmp_path, capsys):
     one = finding(section, "tcc-timeout-value")
     assert one["level"] == "warn" and "TccTimeout" in one["what"] and "driver model" in one["why"]
     assert section["observed"]["tdr_delay_s"] == 2
+
+
+def test_a_redacted_recording_of_the_xml_log_is_still_read(tmp_path, capsys):
+    from preflight.redact import redact
+
+    text = """<?xml version="1.0" ?><nvidia_smi_log><driver_version>580.95.05</driver_version><attached_gpus>1</attached_gpus>
+<gpu id="00000000:01:00.0"><product_name>NVIDIA L40S</product_name><serial>1323456789012</serial>
+<uuid>GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77</uuid><fb_memory_usage><total>46068 MiB</total><used>3 MiB</used>
+<free>45500 MiB</free></fb_memory_usage><processes><process_info><pid>7</pid><type>C</type>
+<process_name>/home/somebody/env/bin/python</process_name><used_memory>900 MiB</used_memory></process_info></processes>
+</gpu></nvidia_smi_log>"""
+    assert "5d5ba0d6" not in redact(text) and "somebody" not in redact(text)
+    section = probe(machine(tmp_path / "m", kinds={"nvidia-smi -q -x": redact(text)}), capsys)
+    assert "tool-output-truncated" not in {one["code"] for one in section["findings"]}
+    assert section["observed"]["gpus"][0]["memory_free_bytes"] == 45500 << 20
+    assert section["observed"]["processes"][0]["memory_bytes"] == 900 << 20
 
 
 # --- video engines
