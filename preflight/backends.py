@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,7 +110,13 @@ def generate(
         interrupted = False
         try:
             answer = machine.ask(
-                CHILD[backend], python, [path], timeout_s=limit_s, env=environment, on_line=take, cwd=folder
+                CHILD[backend],
+                from_anywhere(python),
+                [path],
+                timeout_s=limit_s,
+                env=environment,
+                on_line=take,
+                cwd=folder,
             )
         except KeyboardInterrupt:
             interrupted = True
@@ -189,6 +194,6 @@ def backend_for(model: str, base_url: str | None) -> str:
     return "llama.cpp" if model.lower().endswith(".gguf") else "transformers"
 
 
-def own_python() -> str:
-    """Our own interpreter: the child that asks a server needs the standard library alone."""
-    return sys.executable
+def from_anywhere(python: str) -> str:
+    """The interpreter's path as it can be started from another folder; links are kept (a venv's python is one)."""
+    return os.path.abspath(python) if os.path.dirname(python) else python

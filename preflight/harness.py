@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from preflight.backends import from_anywhere
 from preflight.console import UsageError
 from preflight.findings import Finding, Level, quote
 from preflight.machine import Machine
@@ -51,7 +52,7 @@ def run_harness(machine: Machine, python: str, job: Mapping[str, Any]) -> dict[s
     with tempfile.TemporaryDirectory(prefix="preflight-harness-") as folder:
         path = os.path.join(folder, "job.json")
         Path(path).write_text(json.dumps(dict(job)), encoding="ascii")
-        answer = machine.ask("run_harness", python, [path], timeout_s=LIMIT_S, cwd=folder)
+        answer = machine.ask("run_harness", from_anywhere(python), [path], timeout_s=LIMIT_S, cwd=folder)
     lines = answer.lines_of_json()
     failure = next((line for line in lines if line.get("step") == "failed"), None)
     done = next((line for line in lines if line.get("step") == "done"), None)

@@ -298,6 +298,17 @@ def test_a_directory_without_a_model_is_a_failed_load(tmp_path: Path) -> None:
     assert run.trouble == "failed" and run.failure["during"] == "load"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a link to the interpreter")
+def test_an_interpreter_may_be_named_relative_to_here(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    job = {"model": "m", "base_url": f"{address}/plain/v1", "sample_timeout_s": 10}
+    request = Request("k", 4, [{"role": "user", "content": "x"}])
+    assert backends.generate(Machine(), "server", "./python", job, [request]).replies["k"].output == "The answer is X"
+
+
 def test_an_interpreter_that_is_not_there_is_an_answer() -> None:
     run = backends.generate(Machine(), "transformers", "/no/such/python", {"model": "m"}, [Request("k", 1, prompt="p")])
     assert run.trouble == "absent"
