@@ -11,6 +11,7 @@ Reads a model directory or a hub id. No code of the model is run; torch is not n
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -215,7 +216,7 @@ def look(
             shape, trouble = tree.shape, ""
     quantised = read_quantised(directory.config.object, directory)
     tokenizer = read_tokenizer(directory, args.follow_links)
-    rendered = render_templates(machine, tokenizer)
+    rendered = render_templates(tokenizer)
     plan, choose = plans.plan_from_flags(args)
     plan = replace(plan, compute_capability=card.capability or plan.compute_capability)
     if plan.transformers is None:
@@ -315,7 +316,15 @@ def read_memory(
                 source="preflight/memory/closed_form.py",
             )
         ]
-    return observed, [replace(finding, code=_FIT.get(finding.code, finding.code)) for finding in findings]
+    findings = [replace(finding, code=_FIT.get(finding.code, finding.code)) for finding in findings]
+    return observed, [_on_cpu(finding) for finding in findings] if card.gpu is False else findings
+
+
+def _on_cpu(finding: Finding) -> Finding:
+    """The same about training in this machine's RAM: there is no CUDA context there."""
+    what = re.sub(r", plus about [\d.]+ GiB of CUDA context", "", finding.what).replace("is free.", "of RAM is free.")
+    note = " The figures are those of the same run on a GPU; the CPU keeps the same tensors."
+    return replace(finding, what=what, why=finding.why + note)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -218,8 +218,11 @@ def _added_in_tokenizer_json(reader: Reader) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def render_templates(machine: Machine, tokenizer: Tokenizer) -> dict[str, Rendered]:
-    """What each template makes of the test conversations; rendered by a child of our own interpreter."""
+def render_templates(tokenizer: Tokenizer) -> dict[str, Rendered]:
+    """What each template makes of the test conversations; rendered by a child of our own interpreter.
+
+    Always live, also when a recorded machine is judged: what a template makes of a chat does not depend on the machine.
+    """
     if not tokenizer.templates:
         return {}
     chosen = dict(list(tokenizer.templates.items())[:20])
@@ -228,7 +231,7 @@ def render_templates(machine: Machine, tokenizer: Tokenizer) -> dict[str, Render
         tokens = {key: tokenizer.tokens.get(key, "") for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         tokens = {key: value for key, value in tokens.items() if value}
         Path(job).write_text(json.dumps({"templates": chosen, "tokens": tokens}), encoding="utf-8")
-        answer = machine.ask(
+        answer = Machine().ask(
             "render_template",
             sys.executable,
             [job],

@@ -53,26 +53,31 @@ def _padded(version: str) -> tuple[int, ...]:
 
 def read_versions(machine: Machine, python: Interpreter | None, planned: Mapping[str, str]) -> Versions:
     """Versions in the interpreter under test, replaced by those that are planned. Nothing is imported there."""
+    seen = machine.see("installed packages", lambda: _look_at(python)) if python is not None else None
     found: dict[str, str] | None = None
     running: str | None = None
-    if python is not None and python.ours and not machine.replayed:
-        found, running = _our_packages(), ".".join(str(part) for part in sys.version_info[:3])
-    elif python is not None:
-        code = (
-            "import importlib.metadata as m, json, platform\n"
-            "out = {}\n"
-            f"for n in {list(PACKAGES)!r}:\n"
-            "    try: out[n] = m.version(n)\n"
-            "    except Exception: pass\n"
-            "print(json.dumps({'python': platform.python_version(), 'packages': out}))"
-        )
-        lines = machine.run([python.path, "-c", code], timeout_s=20).lines_of_json()
-        if lines and isinstance(lines[-1].get("packages"), dict):
-            found = {str(k): str(v) for k, v in lines[-1]["packages"].items()}
-            running = str(lines[-1].get("python")) if lines[-1].get("python") else None
+    if isinstance(seen, dict) and isinstance(seen.get("packages"), dict):
+        found = {str(name): str(version) for name, version in seen["packages"].items()}
+        running = str(seen["python"]) if seen.get("python") else None
     if planned:
         found = {**(found or {}), **planned}
     return Versions(running, found, tuple(sorted(planned)))
+
+
+def _look_at(python: Interpreter) -> dict[str, Any] | None:
+    """Python's version and the packages of an interpreter."""
+    if python.ours:
+        return {"python": ".".join(str(part) for part in sys.version_info[:3]), "packages": _our_packages()}
+    code = (
+        "import importlib.metadata as m, json, platform\n"
+        "out = {}\n"
+        f"for n in {list(PACKAGES)!r}:\n"
+        "    try: out[n] = m.version(n)\n"
+        "    except Exception: pass\n"
+        "print(json.dumps({'python': platform.python_version(), 'packages': out}))"
+    )
+    lines = Machine().run([python.path, "-c", code], timeout_s=20).lines_of_json()
+    return lines[-1] if lines else None
 
 
 def _our_packages() -> dict[str, str]:

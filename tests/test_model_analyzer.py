@@ -410,6 +410,46 @@ def test_a_type_that_only_transformers_knows_is_read_from_its_modules(tmp_path, 
     assert found["lora-targets"]["level"] == "ok"
 
 
+@pytest.mark.slow
+def test_templates_render_as_transformers_renders_them(tmp_path, capsys):
+    """The same chats through transformers' own function, for the odd templates and a few usual ones."""
+    pytest.importorskip("transformers")
+    templates = {"chatml": CHATML, "tools": "{{ tools | tojson(indent=2) }}" + CHATML}
+    for path in sorted((HERE / "wild" / "C-template").iterdir()):
+        value = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+        if isinstance(value, str) and "strftime_now" not in value:
+            templates[path.name] = value
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps(templates), encoding="utf-8")
+    code = (
+        "import importlib.util, json, sys\n"
+        "from transformers.utils.chat_template_utils import render_jinja_template as render\n"
+        "spec = importlib.util.spec_from_file_location('child', sys.argv[1])\n"
+        "child = importlib.util.module_from_spec(spec); spec.loader.exec_module(child)\n"
+        "tokens = {'bos_token': '<s>', 'eos_token': '</s>', 'unk_token': '<unk>'}\n"
+        "out = {}\n"
+        "for name, text in json.load(open(sys.argv[2], encoding='utf-8')).items():\n"
+        "    for key, messages, prompt, tools in child.CONVERSATIONS:\n"
+        "        both = []\n"
+        "        for how in (\n"
+        "            lambda: render([messages], tools=tools, chat_template=text, add_generation_prompt=prompt,\n"
+        "                           **tokens)[0][0],\n"
+        "            lambda: child.render(child.environment().from_string(text), messages, prompt, tools, tokens),\n"
+        "        ):\n"
+        "            try: both.append(how())\n"
+        "            except Exception as error: both.append(type(error).__name__ + ': ' + str(error))\n"
+        "        out[name + '/' + key] = both\n"
+        "print(json.dumps(out))\n"
+    )
+    child = REPOSITORY / "preflight" / "children" / "render_template.py"
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(child), str(job)], capture_output=True, text=True, check=False, timeout=120
+    )
+    both = json.loads(answer.stdout.splitlines()[-1])
+    assert len(both) >= 40
+    assert {key: pair for key, pair in both.items() if pair[0] != pair[1]} == {}
+
+
 def test_the_section_renders_strictly(tmp_path, capsys):
     from preflight.report import render
 
