@@ -44,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--python", metavar="PATH", help="interpreter whose packages are judged")
     made.add_argument("--skip", action="append", choices=STAGES, default=[], help="leave a stage out")
     made.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run, in a child")
+    made.add_argument("--open", action="store_true", help="show the HTML report in the browser afterwards")
     return made
 
 
@@ -165,6 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return int(explain.main(arguments[1:]))
     args = make_parser().parse_args(arguments)
+    report = None if args.no_report else args.report or (None if args.json else DEFAULT_REPORT)
+    if args.open and not report:
+        raise UsageError("--open: without a report there is no page; leave --no-report out or give --report PATH")
     model, data, job = resolve_job(args)
     sections: list[Section] = []
     paint = painter(args.color)
@@ -190,7 +194,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_section(section_from_json(document["sections"][section.stage]), args.color, args.verbose)
             print()
         print_verdict(verdict, paint)
-    report = None if args.no_report else args.report or (None if args.json else DEFAULT_REPORT)
     if report:
         clean = [section_from_json(document["sections"][section.stage]) for section in sections]
         trouble = write_sections(report, clean, document["job"])
@@ -198,8 +201,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"error: {trouble}")
             return 2
         if not args.json:
-            print(f"\nWritten: {report}")
+            print(f"\nWritten: {report} (and .html for looking, .json for programs)")
+        if args.open:
+            show_page(Path(report).with_suffix(".html"))
     return verdict_code(verdict, sections)
+
+
+def show_page(page: Path) -> None:
+    """Open the page in the user's browser; say where it is when none starts."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        say(f"--open: no browser could be started; the page is {page}")
 
 
 def verdict_code(verdict: dict[str, Any], sections: Sequence[Section]) -> int:

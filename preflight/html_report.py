@@ -35,14 +35,17 @@ class Fullness:
 FULLNESS = (Fullness(200, 4000), Fullness(60, 1000), Fullness(20, 300), Fullness(5, 120))
 
 
-def render_html(record: Mapping[str, Any], name: str = "compatibility_report") -> str:
+def render_html(record: Mapping[str, Any], name: str = "compatibility_report", strict: bool = False) -> str:
     """The page for a report's record. The same record gives the same text, under 1 MiB whatever the record holds.
 
     A part that cannot be shown (a section written by another version) is left out; its findings stay.
+    With `strict` it raises instead.
     """
     text = ""
     for fullness in FULLNESS:
-        encoded = _page(record, name, fullness).encode("utf-8", errors="replace")  # a lone surrogate becomes "?"
+        encoded = _page(record, name, fullness, strict).encode(
+            "utf-8", errors="replace"
+        )  # a lone surrogate becomes "?"
         text = encoded.decode("utf-8")
         if len(encoded) < LIMIT_BYTES:
             break
@@ -67,7 +70,7 @@ def write_html(view_path: str | os.PathLike[str]) -> str:
     return ""
 
 
-def _page(record: Mapping[str, Any], name: str, fullness: Fullness) -> str:
+def _page(record: Mapping[str, Any], name: str, fullness: Fullness, strict: bool) -> str:
     from preflight.verdict import judge
 
     environment = _environment(fullness)
@@ -80,8 +83,8 @@ def _page(record: Mapping[str, Any], name: str, fullness: Fullness) -> str:
             name=name,
             job=record.get("job") or {},
             verdict=judge(record),
-            memory=_facts(environment, "memory", model["observed"]) if model else "",
-            cards=[_card(environment, stage, section, fullness) for stage, section in sections.items()],
+            memory=_facts(environment, "memory", model["observed"], strict) if model else "",
+            cards=[_card(environment, stage, section, fullness, strict) for stage, section in sections.items()],
             style=_markup(f"\n{style}\n"),
             script=_markup(f"\n{script}\n"),
             script_hash=_hash(f"\n{script}\n"),
@@ -101,7 +104,7 @@ def _markup(text: str) -> Any:
     return Markup(text)
 
 
-def _card(environment: Any, stage: str, section: Mapping[str, Any], fullness: Fullness) -> dict[str, Any]:
+def _card(environment: Any, stage: str, section: Mapping[str, Any], fullness: Fullness, strict: bool) -> dict[str, Any]:
     """One stage: its facts and its findings, worst first."""
     findings = sorted(section["findings"], key=lambda item: ORDER[item["level"]])
     passed = [finding for finding in findings if finding["level"] == "ok"]
@@ -109,20 +112,22 @@ def _card(environment: Any, stage: str, section: Mapping[str, Any], fullness: Fu
     return {
         "stage": stage,
         "level": section["level"],
-        "facts": _facts(environment, stage, section["observed"]),
+        "facts": _facts(environment, stage, section["observed"], strict),
         "told": told[: fullness.rows],
         "passed": passed[: fullness.rows],
         "left_out": max(0, len(told) - fullness.rows) + max(0, len(passed) - fullness.rows),
     }
 
 
-def _facts(environment: Any, part: str, observed: Mapping[str, Any]) -> Any:
+def _facts(environment: Any, part: str, observed: Mapping[str, Any], strict: bool) -> Any:
     """One part of the page as HTML; "" when its template cannot show what this section observed."""
     import jinja2
 
     try:
         text = environment.get_template(f"html/{part}.html.j2").render(observed=observed, view=VIEWS[part](observed))
     except (jinja2.TemplateError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        if strict:
+            raise
         text = ""
     return _markup(text.strip())
 
