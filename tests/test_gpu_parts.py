@@ -141,7 +141,8 @@ def test_a_value_that_nothing_reads_is_named(tmp_path, capsys):
 def test_a_redacted_recording_of_the_xml_log_is_still_read(tmp_path, capsys):
     from preflight.redact import redact
 
-    text = """<?xml version="1.0" ?><nvidia_smi_log><driver_version>580.95.05</driver_version><attached_gpus>1</attached_gpus>
+    text = """<?xml version="1.0" ?><nvidia_smi_log><driver_version>580.95.05</driver_version>
+<attached_gpus>1</attached_gpus>
 <gpu id="00000000:01:00.0"><product_name>NVIDIA L40S</product_name><serial>1323456789012</serial>
 <uuid>GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77</uuid><fb_memory_usage><total>46068 MiB</total><used>3 MiB</used>
 <free>45500 MiB</free></fb_memory_usage><processes><process_info><pid>7</pid><type>C</type>

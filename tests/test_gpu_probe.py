@@ -193,10 +193,10 @@ def test_it_starts_fast_and_without_any_package():
     helped = run("--help", python=sys.executable)
     assert helped.returncode == 0 and time.monotonic() - began < 1.5
     code = (
-        "import sys; sys.argv[1:] = ['--json', '--no-torch']; sys.path.insert(0, %r); import gpu_probe\n"
+        f"import sys; sys.argv[1:] = ['--json', '--no-torch']; sys.path.insert(0, {str(ROOT)!r}); import gpu_probe\n"
         "try: gpu_probe.command()\n"
         "finally: print([m for m in ('torch', 'jinja2', 'psutil', 'pynvml', 'yaml') if m in sys.modules], file=sys.stderr)"
-    ) % str(ROOT)
+    )
     began = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert json.loads(ended.stdout)["schema"] == 1 and ended.stderr.strip().endswith("[]")
