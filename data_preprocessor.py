@@ -202,6 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         section = Section(STAGE, observed, run_checks(CHECKS, observed))
     except Unreadable as error:
         section = unreadable(error, source)
+    except OSError as error:  # a full disk, a folder without rights, a source that vanished
+        place = error.filename or target or source
+        raise UsageError(f"{place}: {error.strerror or error}; nothing was written") from error
     shown = Section(section.stage, redacted(section.observed), _clean(section.findings))
     if args.json:
         print(json.dumps(shown.as_json(), indent=1, ensure_ascii=False, allow_nan=False))

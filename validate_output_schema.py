@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from preflight import console
@@ -27,7 +27,7 @@ from preflight.lenient_json import json_type
 from preflight.output_checks import CHECKS
 from preflight.saved_outputs import PlacedOutput, read_outputs
 from preflight.schema_lint import PROVIDERS, lint
-from preflight.schemas import Fit, SchemaFile, Validator, read_schema
+from preflight.schemas import Fit, SchemaError, SchemaFile, Validator, read_schema
 
 STAGE = "validate_output_schema"
 SHOWN = 1000  # results kept in `observed`; all are counted
@@ -65,12 +65,17 @@ def parser() -> argparse.ArgumentParser:
 # Look
 
 
-def judge_output(placed: PlacedOutput, validator: Validator) -> dict[str, Any]:
-    """One output as plain data: level valid, recoverable, invalid or unknown; what was recovered and every error."""
+def judge_output(
+    placed: PlacedOutput, validator: Validator, tools: Mapping[str, Validator] | None = None
+) -> dict[str, Any]:
+    """One output as plain data: level valid, recoverable, invalid or unknown; what was recovered and every error.
+
+    `tools`: the schemas of the arguments by the tool's name; a tool call is then compared with the tool that it names.
+    """
     result: dict[str, Any] = {"place": placed.place, "level": "invalid", "strict_valid": False}
     if placed.text is None:
         return {**result, "code": "no-output", "message": placed.trouble, "json_parses": False, "errors": []}
-    found = recover(placed.text, validator.types)
+    found = recover(placed.text, validator.types if not tools else None)
     result |= {
         "json_parses": found.strict or (found.found and not found.how),
         "recovered_by": list(found.how),
@@ -88,7 +93,7 @@ def judge_output(placed: PlacedOutput, validator: Validator) -> dict[str, Any]:
             fitting = sum(1 for valid in fit_of_all if valid)
             message += f"; {fitting} of them fit the schema"
         return {**result, "code": code, "message": message, "schema_valid_after_extraction": None, "errors": []}
-    fit, found = _fit(found, validator)
+    fit, found = _fit(found, validator, tools or {})
     result["extracted"], result["recovered_by"] = found.value, list(found.how)
     result["schema_valid_after_extraction"] = fit.valid
     result["errors"] = [error.as_json() for error in fit.errors]
@@ -100,19 +105,27 @@ def judge_output(placed: PlacedOutput, validator: Validator) -> dict[str, Any]:
     return {**result, "level": "valid" if found.strict else "recoverable", "code": "" if found.strict else "recovered"}
 
 
-def _fit(found: Recovered, validator: Validator) -> tuple[Fit, Recovered]:
+def _fit(found: Recovered, validator: Validator, tools: Mapping[str, Validator]) -> tuple[Fit, Recovered]:
+    call = found.value[0] if isinstance(found.value, list) and len(found.value) == 1 else found.value
+    call = call.get("function", call) if isinstance(call, dict) else None
+    arguments = None
+    if isinstance(call, dict) and isinstance(call.get("name"), str):
+        arguments = next((call[key] for key in ("arguments", "parameters", "input", "args") if key in call), None)
+        if isinstance(arguments, str):
+            arguments = recover(arguments).value
+    if isinstance(call, dict) and arguments is not None and tools:
+        named = tools.get(call["name"])
+        if named is None:
+            listed = ", ".join(sorted(tools))
+            return Fit([SchemaError("/name", "enum", f"one of the tools {listed}", call["name"])]), found
+        return named.check(arguments), found
     fit = validator.check(found.value)
-    value = found.value
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    # A tool call wraps the arguments that the schema describes.
-    if fit.valid is False and isinstance(value, dict) and "tool-call-tag" in found.how and "name" in value:
-        inner = value.get("arguments", value.get("parameters"))
-        opened = recover(inner).value if isinstance(inner, str) else inner
-        inner_fit = validator.check(opened)
+    # A tool call in its tags wraps the arguments that the schema describes.
+    if fit.valid is False and arguments is not None and "tool-call-tag" in found.how:
+        inner_fit = validator.check(arguments)
         if inner_fit.valid:
             how = (*found.how, "tool-call-arguments")
-            return inner_fit, Recovered(opened, how, False, values=(opened,))
+            return inner_fit, Recovered(arguments, how, False, values=(arguments,))
     return fit, found
 
 
@@ -176,11 +189,13 @@ def _look_at_outputs(args: argparse.Namespace, file: SchemaFile, validator: Vali
     schema = file.main.schema
     own_keys = set(schema.get("properties") or ()) if isinstance(schema, dict) else set()
     read_as: list[str] = []
+    folder = file.path.resolve().parent
+    tools = {part.name: Validator(part.schema, folder) for part in file.parts if part.kind == "tool" and part.name}
     for path in args.outputs:
         how, outputs = read_outputs(path, args.read_as, args.field, own_keys)
         read_as.append(how)
         for placed in outputs:
-            result = judge_output(placed, validator)
+            result = judge_output(placed, validator, tools)
             levels[result["level"]] += 1
             if result["code"]:
                 codes[result["code"]] += 1

@@ -6,8 +6,10 @@ leaves its files: the lines to write, their keys, their words for comparison wit
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -243,15 +245,28 @@ _worker_preparer: Preparer | None = None
 
 def _start_worker(recipe: Recipe) -> None:
     """In a worker process: leave Ctrl-C to the parent, and end with it."""
-    import signal
-
     from preflight.processes import _die_with_parent
 
     global _worker_preparer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.name == "posix":
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent blocked them while it started us
         _die_with_parent()
     _worker_preparer = Preparer(recipe)
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """While worker processes start: none is interrupted half-way, and they leave Ctrl-C to the parent from the first
+    moment. A signal that comes meanwhile is taken up afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(path: str, encoding: str | None, span: tuple[int, int, int], stem: str) -> Tally:
@@ -276,10 +291,11 @@ def prepare_file(
         pool = ProcessPoolExecutor(min(workers, len(cut)), context, _start_worker, (recipe,))
         try:
             waiting = []
-            for index, span in enumerate(cut):
-                piece = Piece(str(folder / f"{prefix}{index:06d}"))
-                pieces.append(piece)
-                waiting.append(pool.submit(_work, str(records.path), records.encoding, span, piece.stem))
+            with _deaf_to_interrupts():
+                for index, span in enumerate(cut):
+                    piece = Piece(str(folder / f"{prefix}{index:06d}"))
+                    pieces.append(piece)
+                    waiting.append(pool.submit(_work, str(records.path), records.encoding, span, piece.stem))
             for future, span in zip(waiting, cut, strict=True):
                 whole.add(future.result())
                 progress(span[1])

@@ -277,6 +277,39 @@ def test_a_killed_run_leaves_the_old_or_the_complete_new_output(tmp_path: Path, 
     assert sum(seen.values()) == 10
 
 
+@pytest.mark.skipif(os.name != "posix", reason="resource limits")
+def test_a_full_disk_is_one_line_and_leaves_the_old_output(tmp_path: Path) -> None:
+    file = save(tmp_path / "d.jsonl", [chat("q" * 5000, f"a{n}") for n in range(100)])
+    out = save(tmp_path / "o.jsonl", [chat("old", "old")])
+    before = out.read_bytes()
+    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000)); "
+    limited += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    script = str(ROOT / "data_preprocessor.py")
+    command = [sys.executable, "-c", limited, script, str(file), "--out", str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "nothing was written" in ended.stderr
+    assert out.read_bytes() == before
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["d.jsonl", "o.jsonl"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, {130}), (signal.SIGTERM, {143, -15})])
+def test_an_interrupted_run_cleans_up(tmp_path: Path, number: signal.Signals, codes: set[int]) -> None:
+    text = sentence(random.Random(5), 100)
+    file = save(tmp_path / "d.jsonl", [chat(f"{n} {text}", f"{text} {n}") for n in range(9000)])
+    out = tmp_path / "o.jsonl"
+    command = [sys.executable, str(ROOT / "data_preprocessor.py"), str(file), "--out", str(out), "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    while process.poll() is None and not list(tmp_path.glob(".o.jsonl.part-*")):
+        time.sleep(0.02)
+    time.sleep(0.3)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in codes or out.exists(), errors.decode()
+    assert b"Traceback" not in errors, errors.decode()
+    assert list(tmp_path.glob(".o.jsonl.part-*")) == []
+
+
 def test_the_input_is_never_touched_or_swallowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = save(tmp_path / "d.jsonl", [chat("q", "a")])
     for out in (file, tmp_path):

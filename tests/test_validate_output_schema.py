@@ -81,6 +81,23 @@ def test_the_arguments_inside_a_tool_call_are_compared() -> None:
     assert "tool-call-arguments" in result["recovered_by"]
 
 
+def test_a_call_is_compared_with_the_tool_that_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")]
+    (tmp_path / "tools.json").write_text(json.dumps(tools), encoding="utf-8")
+    calls = [
+        '{"name": "f", "arguments": {"a": 1}}',
+        '[TOOL_CALLS][{"name": "g", "arguments": {"a": "1"}}]',
+        '{"name": "rm", "arguments": {"a": 1}}',
+        '{"name": "f", "arguments": "{\\"a\\": 2}"}',
+    ]
+    file = tmp_path / "o.jsonl"
+    file.write_text("".join(json.dumps({"output": call}) + "\n" for call in calls), encoding="utf-8")
+    _, document = judged(tmp_path / "tools.json", capsys, "--outputs", str(file))
+    results = document["observed"]["results"]
+    assert [result["level"] for result in results] == ["valid", "invalid", "invalid", "valid"]
+    assert results[1]["errors"][0]["path"] == "a" and "one of the tools f, g" in results[2]["errors"][0]["expected"]
+
+
 def test_a_folder_and_several_files_are_read(tmp_path: Path, schema: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "outs"
     folder.mkdir()
