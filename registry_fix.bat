@@ -84,20 +84,23 @@ rem ----------------------------------------------------------------------------
 rem VALUE_x is the number that is set, RAW_x the same as reg.exe prints it (0x3c), TYPE_x its registry type; none of
 rem them is defined when the value is not set.
 :read_values
-call :read_value TdrDelay
-call :read_value TdrDdiDelay
-call :read_value TdrLevel
-call :read_value TccTimeout
+for %%v in (TdrDelay TdrDdiDelay TdrLevel TccTimeout) do call :forget_value %%v
+for /f "tokens=1,2,3" %%a in ('%SYS%\reg.exe query "%KEY%" 2^>nul') do call :keep_value %%a %%b %%c
 exit /b 0
 
-:read_value
+:forget_value
 set "VALUE_%1="
 set "RAW_%1="
 set "TYPE_%1="
-for /f "tokens=1,2,3" %%a in ('%SYS%\reg.exe query "%KEY%" /v %1 2^>nul') do if /i "%%a"=="%1" call :keep_value %1 %%b %%c
 exit /b 0
 
 :keep_value
+if /i "%1"=="TdrDelay" goto keep_this_value
+if /i "%1"=="TdrDdiDelay" goto keep_this_value
+if /i "%1"=="TdrLevel" goto keep_this_value
+if /i "%1"=="TccTimeout" goto keep_this_value
+exit /b 0
+:keep_this_value
 set "TYPE_%1=%2"
 set "RAW_%1=%3"
 if /i not "%2"=="REG_DWORD" exit /b 0
@@ -151,6 +154,8 @@ if errorlevel 1 set "EVENTS_FAILED=1"
 "%SYS%\wevtutil.exe" qe Application "/q:*[System[Provider[@Name='Windows Error Reporting'] and %SINCE%] and EventData[Data='LiveKernelEvent']]" /c:100 /rd:true /f:xml >>"%SEEN%" 2>nul
 if errorlevel 1 set "EVENTS_FAILED=1"
 :count_events
+for %%c in (RESETS NV14 NV153 WHEA17 WHEA18 LIVE141 LIVE117 BUG116) do set "%%c=0"
+for %%f in ("%SEEN%") do if "%%~zf"=="0" goto events_counted
 call :count RESETS "'Display'" ">4101</EventID>"
 call :count NV14 "'nvlddmkm'" ">14</EventID>"
 call :count NV153 "'nvlddmkm'" ">153</EventID>"
@@ -159,12 +164,12 @@ call :count WHEA18 "'Microsoft-Windows-WHEA-Logger'" ">18</EventID>"
 call :count LIVE141 "LiveKernelEvent" ">141</Data>"
 call :count LIVE117 "LiveKernelEvent" ">117</Data>"
 call :count BUG116 "'Microsoft-Windows-WER-SystemErrorReporting'" "0x00000116"
+:events_counted
 if not defined EVENTS del "%SEEN%" >nul 2>nul
 exit /b 0
 
 rem :count NAME TEXT1 TEXT2  -  lines of the events that hold both texts
 :count
-set "%1=0"
 for /f "tokens=1" %%n in ('type "%SEEN%" ^| %SYS%\find.exe %2 ^| %SYS%\find.exe %3') do set /a "%1+=1"
 exit /b 0
 
