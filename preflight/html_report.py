@@ -188,11 +188,12 @@ def memory_view(observed: Mapping[str, Any]) -> dict[str, Any]:
             for name, size in moments.items()
         ],
         "plans": plans(memory),
+        "changes": _rows(_mapping(memory.get("would_fit")).get("single")),
     }
 
 
 def plans(memory: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of "what would fit": the methods of this plan, then every other plan that was tried."""
+    """The rows of "what would fit": the same plan by each method, against what is free."""
     context = number(_mapping(memory.get("estimate")).get("context_bytes")) or 0.0
     free = number(_mapping(memory.get("budget")).get("free_bytes"))
     tried = [
@@ -200,7 +201,6 @@ def plans(memory: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, item in _mapping(memory.get("by_method")).items()
         if isinstance(item, Mapping)
     ]
-    tried += [dict(row) for row in _rows(memory.get("what_would_fit"))]
     found = []
     for row in tried:
         allocated, reserved = number(row.get("allocated_bytes")), number(row.get("reserved_bytes"))

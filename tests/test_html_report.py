@@ -241,7 +241,7 @@ def test_every_recorded_section_is_shown_with_its_facts(script: str, arguments: 
 def test_a_huge_record_gives_a_page_under_a_mebibyte_that_keeps_the_worst() -> None:
     findings = tuple(
         Finding(f"code-{n}", Level.OK if n % 2 else Level.WARN, "<&'\"" * 200, "<" * 4000, ("&" * 4000,) * 3, "s" * 900)
-        for n in range(3000)
+        for n in range(1500)
     )
     worst = Finding("the-worst", Level.FAIL, "This decides.", "Why.", ("do `this now`",), "source")
     sections = {stage: Section(stage, {"samples": []}, (*findings, worst)).as_json() for stage in STAGES}
@@ -461,8 +461,7 @@ def test_chromium_opens_the_page_as_a_file_at_both_widths(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["example", "too-old-torch"])
-def test_a_reader_finds_no_serious_fault_at_any_width_or_colour(name: str, tmp_path: Path) -> None:
+def test_a_reader_finds_no_serious_fault_at_any_width_or_colour(tmp_path: Path) -> None:
     browser = chromium()
     node = shutil.which("node")
     if node is None:
@@ -472,7 +471,9 @@ def test_a_reader_finds_no_serious_fault_at_any_width_or_colour(name: str, tmp_p
     if subprocess.run([node, "-e", needs], cwd=look.parent, capture_output=True, check=False).returncode:
         pytest.skip("the npm packages axe-core and playwright-core are not where node looks (set NODE_PATH)")
     page = tmp_path / "page.html"
-    page.write_text(render_html(record_of(name), strict=True), encoding="utf-8")
+    record = record_of("example")  # with the model stage of the other: a card it does not fit on, and what would
+    record["sections"]["model_analyzer"] = record_of("too-old-torch")["sections"]["model_analyzer"]
+    page.write_text(render_html(record, strict=True), encoding="utf-8")
     done = subprocess.run(
         [node, str(look), browser, str(page), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
     )
