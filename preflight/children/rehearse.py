@@ -60,6 +60,9 @@ def make_recorder(torch):
             self.flops = {}
             self.place = ("load", 0, -1)
             self.workspaces = set()
+            self.device = "cpu"
+            self.real = False
+            self.as_cuda = True
             self.workspace_bytes = 0
 
         # -- marks and direct events
@@ -127,7 +130,7 @@ def make_recorder(torch):
             if name in MATMULS:
                 self.matmul(name, args)
             extra = None
-            if name == "aten::_softmax_backward_data":
+            if name == "aten::_softmax_backward_data" and self.as_cuda:
                 # CUDA writes grad * output to a temporary first (aten/native/cuda/SoftMax.cu)
                 size = args[0].numel() * args[0].element_size()
                 extra = self.add(size, self.what("activation", "softmax backward", list(args[0].shape), "temporary"))
@@ -242,7 +245,7 @@ def sdpa_backend(dtype, head_dim, value_dim, mask, gqa, capability, pinned):
     return "math"
 
 
-def patch_attention(torch, recorder, capability, pinned):
+def patch_attention(torch, recorder, capability, pinned, as_cuda):
     functional = torch.nn.functional
 
     class Fused(torch.autograd.Function):
@@ -304,7 +307,8 @@ def patch_attention(torch, recorder, capability, pinned):
         return Fused.apply(query, key, value, kind)
 
     backends = {}
-    functional.scaled_dot_product_attention = attention
+    if as_cuda:
+        functional.scaled_dot_product_attention = attention
 
     def flash_package(module, query, key, value, attention_mask, *rest, **options):
         """transformers' call of the flash-attn package: half precision inputs, K and V not repeated."""
@@ -601,7 +605,8 @@ def patch_4bit(torch, bnb, recorder, plan):
 
     def dequantised(state, dtype):
         if state.nested:
-            scale = torch.empty((state.blocks,), dtype=torch.float32)
+            blocks = -(-state.shape[0] * state.shape[1] // LINEAR_4BIT_BLOCK)
+            scale = torch.empty((blocks,), dtype=torch.float32)
             full = torch.empty(state.shape, dtype=state.dtype)
             del scale
         else:
@@ -696,16 +701,6 @@ def quantise_gptq(torch, model, plan):
     return None
 
 
-class QuantState:
-    """The fields of bitsandbytes' QuantState that decide memory."""
-
-    def __init__(self, shape, dtype, nested, tensors):
-        self.shape, self.dtype, self.nested = shape, dtype, nested
-        self.blocks = -(-shape[0] * shape[1] // LINEAR_4BIT_BLOCK)
-        self.tensors = tensors
-        self.packing_format_for_cpu = False
-
-
 def add_adapters(torch, model, plan):
     from peft import LoraConfig, get_peft_model
 
@@ -774,7 +769,14 @@ def owners_of(stacks):
     return owners
 
 
-def put_fakes(torch, model, recorder, plan, owners, source_dtypes, real=False):
+def new_tensor(torch, recorder, shape, dtype):
+    """A tensor of this shape: empty when only its size matters, small random numbers when it is used in earnest."""
+    if recorder.real and dtype.is_floating_point and len(shape):
+        return torch.randn(shape, dtype=torch.float32, device=recorder.device).mul_(0.02).to(dtype)
+    return torch.zeros(shape, dtype=dtype, device=recorder.device)
+
+
+def put_fakes(torch, model, recorder, plan, owners, source_dtypes):
     """A fake (or real, random) tensor in place of every parameter and buffer, in loading order; tied ones stay tied.
 
     The trace gets what loading allocates: 16-bit weights that are quantised one after the other, float32 copies.
@@ -810,7 +812,9 @@ def put_fakes(torch, model, recorder, plan, owners, source_dtypes, real=False):
                 fake.CB, fake.SCB = fake, scale
                 recorder.drop(temporary)
             else:
-                fake = torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype), requires_grad=trained)
+                value = new_tensor(torch, recorder, parameter.shape, parameter.dtype)
+                fake = torch.nn.Parameter(value, requires_grad=trained)
+                del value
                 kind = "adapter" if trained and plan["method"] != "full" else "static"
                 label = recorder.what(
                     kind, name if owner >= 0 else path + "." + name, list(parameter.shape), str(parameter.dtype)[6:]
@@ -828,7 +832,7 @@ def put_fakes(torch, model, recorder, plan, owners, source_dtypes, real=False):
             module._parameters[name] = fake
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                fake = torch.empty(buffer.shape, dtype=buffer.dtype)
+                fake = new_tensor(torch, recorder, buffer.shape, buffer.dtype)
                 module._buffers[name] = fake
                 recorder.watch(
                     fake,
@@ -853,37 +857,51 @@ def fake_4bit(torch, module, recorder, nested, owner):
     bitsandbytes 4-bit: block of 64 values, float32 scale each; nested: scales in 8 bit, blocks of 256 with float32
     scale, an offset and a table of 256. Source: bitsandbytes functional.py, quantize_4bit.
     """
-    shape = (module.out_features, module.in_features)
+    from bitsandbytes.functional import QuantState
+
+    shape = torch.Size((module.out_features, module.in_features))
     count = shape[0] * shape[1]
     blocks = -(-count // LINEAR_4BIT_BLOCK)
-    source = module.source_dtype
-    loading = recorder.add(
-        count * torch.empty((), dtype=source).element_size(),
-        recorder.what("static", "loading", list(shape), str(source)[6:]),
-        owner,
-    )
-    weight = torch.nn.Parameter(torch.empty((-(-count // 2), 1), dtype=torch.uint8), requires_grad=False)
-    recorder.watch(weight, recorder.what("static", "4-bit weight", list(shape), "4bit"), owner)
-    tensors = []
+    source, kind = module.source_dtype, module.weight.quant_type
+    what = recorder.what
+    width = torch.empty((), dtype=source).element_size()
+    loading = recorder.add(count * width, what("static", "loading", list(shape), str(source)[6:]), owner)
+    packed = torch.zeros((-(-count // 2), 1), dtype=torch.uint8, device=recorder.device)
+    weight = torch.nn.Parameter(packed, requires_grad=False)
+    recorder.watch(weight, what("static", "4-bit weight", list(shape), "4bit"), owner)
 
     def keep(size, dtype, label):
-        tensor = torch.empty((size,), dtype=dtype)
-        recorder.watch(tensor, recorder.what("quantisation", label, [size], str(dtype)[6:]), owner)
-        tensors.append(tensor)
+        tensor = torch.zeros((size,), dtype=dtype, device=recorder.device)
+        recorder.watch(tensor, what("quantisation", label, [size], str(dtype)[6:]), owner)
+        return tensor
 
+    offset = state2 = None
     if nested:
-        scale = recorder.add(blocks * 4, recorder.what("quantisation", "loading", [blocks], "float32"), owner)
-        keep(blocks, torch.uint8, "absmax")
-        keep(-(-blocks // 256), torch.float32, "absmax of absmax")
-        keep(256, torch.float32, "table")
-        keep(1, torch.float32, "offset")
+        scale = recorder.add(blocks * 4, what("quantisation", "loading", [blocks], "float32"), owner)
+        absmax = keep(blocks, torch.uint8, "absmax")
+        state2 = QuantState(
+            absmax=keep(-(-blocks // 256), torch.float32, "absmax of absmax"),
+            code=keep(256, torch.float32, "table"),
+            blocksize=256,
+            dtype=torch.float32,
+        )
+        offset = keep(1, torch.float32, "offset").reshape(())
         recorder.drop(scale)
     else:
-        keep(blocks, torch.float32, "absmax")
-    keep(16, torch.float32, "code")
+        absmax = keep(blocks, torch.float32, "absmax")
+    weight.quant_state = QuantState(
+        absmax=absmax,
+        shape=shape,
+        code=keep(16, torch.float32, "code"),
+        blocksize=LINEAR_4BIT_BLOCK,
+        quant_type=kind,
+        dtype=source,
+        offset=offset,
+        state2=state2,
+    )
     recorder.drop(loading)
-    weight.quant_state = QuantState(shape, source, nested, tensors)
-    weight.compress_statistics, weight.quant_type = nested, module.weight.quant_type
+    weight.compress_statistics, weight.quant_type = nested, kind
+    weight.bnb_quantized = True
     module.quant_state = weight.quant_state
     return weight
 
@@ -1116,12 +1134,20 @@ def rehearse(job, say):
         vocabulary, make_routing(torch, experts, per_token, bool(plan.get("attention_mask")))
     )
     recorder.workspace_bytes = 0 if job.get("no_workspace") else (32 << 20 if capability >= 9.0 else 8519680)
-    backends, flash_package, flash_dtype = patch_attention(torch, recorder, capability, pinned)
+    recorder.real = bool(job.get("real"))
+    as_cuda = not job.get("cpu")
+    if not as_cuda:
+        recorder.workspace_bytes = 0
+    if recorder.real:
+        recorder.routing = lambda name, args: NotImplemented
+    backends, flash_package, flash_dtype = patch_attention(torch, recorder, capability, pinned, as_cuda)
     flash_dtype[0] = getattr(
         torch, DTYPES[plan["autocast"] or ("bf16" if plan["weight_dtype"] == "fp32" else plan["weight_dtype"])]
     )
-    patch_dropout(torch)
-    patch_softmax(torch)
+    if as_cuda:
+        patch_dropout(torch)
+        patch_softmax(torch)
+    recorder.as_cuda = as_cuda
     forget_fakes(transformers)
     flash = attention == "flash_attention_2"
     model, used = build(torch, transformers, job, config, "eager" if attention == "eager" else "sdpa")
@@ -1180,11 +1206,11 @@ def rehearse(job, say):
             if parameter is not None and id(parameter) in source:
                 source_dtypes[path + "." + name] = True
     checkpointing = plan["gradient_checkpointing"]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = contextlib.nullcontext() if recorder.real else FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         recorder.mark("load", 0, -1)
         put_fakes(torch, model, recorder, plan, owners, source_dtypes)
-        if bnb is not None:
+        if bnb is not None and as_cuda:
             patch_4bit(torch, bnb, recorder, plan)
         if checkpointing:
             enable_checkpointing(model, plan, adapters)
@@ -1306,7 +1332,7 @@ def steps(torch, job, plan, model, config, recorder, optimizer, trainable, stack
     gc.collect()
     gc.disable()  # reference cycles would be collected at moments that the real run does not share
     micro_steps = 2 if plan["gradient_accumulation"] > 1 else 1
-    if autocast:
+    if autocast and recorder.as_cuda:
         patch_autocast(torch)
     with recorder:
         for step in range(2):
@@ -1328,7 +1354,7 @@ def steps(torch, job, plan, model, config, recorder, optimizer, trainable, stack
                         else v
                         for k, v in out.items()
                     }
-                held = out if plan["holds_outputs"] else None  # noqa: F841
+                held = out if plan["holds_outputs"] else None
                 del out
                 clock["phase"] = "bwd"
                 recorder.mark("bwd", step, -1)

@@ -59,7 +59,8 @@ class Builder:
         self.full = not plan.adapters
         self.capability = float(plan.compute_capability or 8.0)
         kind = shape.model_type or ""
-        self.layer_norm = kind in _LAYER_NORM or any(m.kind == "norm" and m.bias for m, _, _ in shape.occurrences())
+        running = [m for group in shape.groups if group.stack in ("decoder", "encoder") for m in group.modules]
+        self.layer_norm = kind in _LAYER_NORM or any(m.kind == "norm" and m.bias for m in running)
         self.dropout = kind in _DROPOUT
         self.vocabulary = shape.vocab_size or 0
 
@@ -209,7 +210,15 @@ class Builder:
     def activation(self, tape: Tape, x: Value, name: str) -> Value:
         """The activation; what it keeps depends on whether it is one kernel or written out."""
         kind = self.shape.activation or "silu"
-        if kind in ("gelu_new", "gelu_python_tanh"):
+        if kind == "xielu":
+            # where(x > 0, a x x + b x, (expm1(min(x, e)) - x) c + b x), written out
+            product = tape.op("alpha x", [x], x.rows, x.columns, x.width)
+            positive = tape.op("alpha x x", [product, x], x.rows, x.columns, x.width, keeps=[product, x])
+            small = tape.op("min(x, eps)", [x], x.rows, x.columns, x.width, keeps=[x])
+            grown = tape.op("expm1", [small], x.rows, x.columns, x.width, keeps_output=True)
+            mask = Storage("x > 0", x.rows * x.columns, f"{x.rows} x {x.columns} x 1 B")
+            return tape.op(name, [positive, grown], x.rows, x.columns, x.width, keeps=[mask])
+        if kind in ("gelu_new", "gelu_python_tanh", "gated-gelu"):
             # NewGELUActivation: 0.5 * x * (1 + tanh(c * (x + 0.044715 * x^3)))
             wide = 4 if self.cast is not None else x.width
             halved = tape.op("0.5 x", [x], x.rows, x.columns, x.width)
@@ -221,7 +230,7 @@ class Builder:
             bent = tape.op("tanh", [inner], x.rows, x.columns, wide, keeps_output=True)
             plus = tape.op("1 + tanh", [bent], x.rows, x.columns, wide, passes=True)
             return tape.op(name, [halved, plus], x.rows, x.columns, wide, keeps=[halved, plus])
-        if kind in ("relu2", "xielu"):
+        if kind == "relu2":
             positive = tape.op("relu", [x], x.rows, x.columns, x.width, keeps_output=True)
             return tape.op(name, [positive], x.rows, x.columns, x.width, keeps=[positive])
         if kind == "relu":
@@ -248,7 +257,8 @@ class Builder:
         if wanted in ("sdpa_math", "sdpa_mem_efficient", "sdpa_flash"):
             kind = {"sdpa_math": "math", "sdpa_mem_efficient": "efficient", "sdpa_flash": "flash"}[wanted]
             return Attention(kind, "pinned")
-        masked = self.plan.attention_mask or (window is not None and window <= self.length)
+        biased = (self.shape.model_type or "") in ("t5", "mt5")  # a bias of positions goes in as a mask
+        masked = self.plan.attention_mask or biased or (window is not None and window <= self.length)
         dtype = self.plan.autocast or self.plan.weight_dtype
         shares = gqa and not masked and head_dim == value_dim and head_dim <= 256
         kind = sdpa_backend(width, dtype, head_dim, value_dim, masked, shares, self.capability)
@@ -309,9 +319,26 @@ class Builder:
         q, k = tape.cast(q, width), tape.cast(k, width)
         product = tape.op("Q K^T", [q, k], square, length, width, keeps=[q, k])
         scaled = tape.op("scaled scores", [product], square, length, width)
+        if self.shape.softcap:
+            scaled = tape.op("scores / cap", [scaled], square, length, width)
+            scaled = tape.op("tanh of scores", [scaled], square, length, width, keeps_output=True)
+            scaled = tape.op("scores * cap", [scaled], square, length, width)
         masked = tape.op("masked scores", [scaled], square, length, width, passes=True)
         # CUDA turns float16 into a float32 softmax in one kernel; bfloat16 is copied first. Its backward writes
         # grad * output to a temporary (aten/native/cuda/SoftMax.cu).
+        if self.shape.model_type == "gpt_oss":  # sinks are a further column; the softmax stays in its dtype
+            joined = tape.op("scores and sinks", [masked], square, length + 1, width)
+            soft = tape.op(
+                "softmax",
+                [joined],
+                square,
+                length + 1,
+                width,
+                keeps_output=True,
+                backward_extra=square * length * width,
+            )
+            v = tape.cast(v, width)
+            return tape.op("attention output", [soft, v], rows, heads * value_dim, width, keeps=[soft, v])
         one_kernel = self.plan.autocast == "fp16" or (self.plan.autocast is None and self.plan.weight_dtype == "fp16")
         entry = masked if one_kernel else tape.cast(masked, 4)
         soft = tape.op(
@@ -375,6 +402,10 @@ class Builder:
         if after_only or "pre_feedforward_layernorm" in names or "post_self_attn_layernorm" in names:
             y = self.norm(tape, y, "norm after attention")
         h = tape.op("residual", [x, y], x.rows, x.columns, max(x.width, y.width), passes=True)
+        if group.cross_attention:
+            y = self.norm(tape, h, "cross-attention norm")
+            y = self.drop(tape, self.attention(tape, y, group, cross=True), "cross-attention")
+            h = tape.op("residual", [h, y], x.rows, x.columns, max(h.width, y.width), passes=True)
         if group.mlp == "none":
             return h
         y = h if after_only else self.norm(tape, h, "MLP norm")
@@ -383,7 +414,7 @@ class Builder:
             y = self.norm(tape, y, "norm after MLP")
         return tape.op("hidden states", [h, y], x.rows, x.columns, max(h.width, y.width), passes=True)
 
-    def attention(self, tape: Tape, x: Value, group: Layers) -> Value:
+    def attention(self, tape: Tape, x: Value, group: Layers, cross: bool = False) -> Value:
         """Self-attention of this layer, whatever its projections are called."""
         shape = self.shape
         heads, kv_heads = shape.heads or 1, shape.kv_heads or shape.heads or 1
@@ -391,6 +422,8 @@ class Builder:
         if group.mixer not in ("attention", "mla"):
             return self.recurrence(tape, x, group)
         modules = [m for m in group.modules if m.kind in ("linear", "conv1d") and _is_attention(m)]
+        crossing = [m for m in modules if any(part in m.path.lower() for part in ("encdec", "cross", "encoder_attn"))]
+        modules = crossing if cross else [m for m in modules if m not in crossing]
         if not modules:
             return x
         last = next((m for m in reversed(modules) if m.name in _OUT), modules[-1])
@@ -542,8 +575,17 @@ class Builder:
         first = tape.op("experts up", [entry], rows, wide, width, keeps=[entry] if self.full else [], trains=self.full,
                         weight_grad=(up.parameters * self.plain) if self.full else 0)  # fmt: skip
         gate = tape.view(first, rows, moe.width)
-        bent = self.activation(tape, gate, "expert activation")
-        if wide == 2 * moe.width:
+        if self.shape.model_type == "gpt_oss":
+            gate = tape.op("gate clamped", [gate], rows, moe.width, width, keeps=[first])
+            sigmoid = tape.op("sigmoid", [gate], rows, moe.width, width, keeps_output=True)
+            bent = tape.op("gate sigmoid", [gate, sigmoid], rows, moe.width, width, keeps=[gate, sigmoid])
+            more = tape.op("up + 1", [tape.view(first, rows, moe.width)], rows, moe.width, width, keeps=[first])
+            bent = tape.op("experts gated", [bent, more], rows, moe.width, width, keeps=[bent, more])
+        else:
+            bent = self.activation(tape, gate, "expert activation")
+        if self.shape.model_type == "gpt_oss":
+            pass
+        elif wide == 2 * moe.width:
             bent = tape.op("experts gated", [bent, tape.view(first, rows, moe.width)], rows, moe.width, width,
                            keeps=[bent, first])  # fmt: skip
         second = tape.op("experts down", [bent], rows, x.columns, width, keeps=[bent] if self.full else [],
@@ -577,4 +619,4 @@ _PARALLEL = ("gpt_neox", "gptj", "falcon", "phi", "cohere", "cohere2", "codegen"
 _NORM_AFTER = ("olmo2", "olmo3")
 _NO_ROTARY = ("gpt2", "gpt_neo", "opt", "bloom", "mpt", "gpt_bigcode", "bert", "roberta", "t5", "mt5")
 # transformers 5.24: no scaled_dot_product_attention for these, facts/arch_support.json
-_EAGER_ONLY = ("bloom", "gpt_oss", "gemma2", "mpt", "t5", "mt5", "codegen", "deepseek_v4")
+_EAGER_ONLY = ("bloom", "gpt_oss", "gemma2", "mpt", "codegen", "deepseek_v4")

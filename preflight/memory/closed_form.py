@@ -278,8 +278,16 @@ class _Counted:
         logits.storage.kind = "logits"
         logits.storage.name = "logits"
         held = 0
+        if shape.softcap:
+            logits = tape.op("logits / cap", [logits], rows, vocabulary, logits.width, kind="logits")
+            logits = tape.op(
+                "tanh of logits", [logits], rows, vocabulary, logits.width, keeps_output=True, kind="logits"
+            )
+            logits = tape.op("logits * cap", [logits], rows, vocabulary, logits.width, kind="logits")
         wide = logits
-        if plan.loss in ("full_logits_fp32_upcast", "fused_ce_on_full_logits") or build.cast is not None:
+        if shape.encoder_decoder and build.cast is None:
+            pass  # T5 and the like take cross-entropy of the logits as they are
+        elif plan.loss in ("full_logits_fp32_upcast", "fused_ce_on_full_logits") or build.cast is not None:
             wide = tape.cast(logits, 4, "logits in 32 bit")
         whole = wide
         # before 4.46 the model itself made the float32 copy, under the same name: the half-precision one was free

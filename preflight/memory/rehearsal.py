@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ TIMEOUT_S = 300.0
 class Job:
     """One rehearsal. `config` is config.json; `model_dir` only matters for remote code, which must be trusted.
 
+    `on_cpu`: as the CPU runs it, without what CUDA does otherwise (to compare with a measurement on the CPU).
     `measured_turn` and `empty_before`: the loop resets torch's peaks before that micro step (and empties the cache).
     """
 
@@ -33,6 +34,7 @@ class Job:
     measured_turn: int | None = None
     empty_before: bool = False
     layers: int | None = None
+    on_cpu: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """What the child reads."""
@@ -42,6 +44,7 @@ class Job:
             "model_dir": self.model_dir,
             "trust_remote_code": self.trust_remote_code,
             "layers": self.layers,
+            "cpu": self.on_cpu,
         }
 
 
@@ -70,6 +73,18 @@ def rehearse(machine: Machine, python: str, jobs: Sequence[Job], timeout_s: floa
         _result(job, [line for line in lines if line.get("job", 0) == number], answer, imported)
         for number, job in enumerate(jobs)
     ]
+
+
+def measure_on_cpu(machine: Machine, python: str, job: Job, timeout_s: float = TIMEOUT_S) -> Rehearsal:
+    """The same step with real tensors on the CPU, every storage recorded: for small models."""
+    with tempfile.TemporaryDirectory(prefix="preflight-measure-") as folder:
+        path = Path(folder, "job.json")
+        path.write_text(json.dumps({**job.as_json(), "device": "cpu"}), encoding="utf-8")
+        answer = machine.ask("measure", python, [str(path)], timeout_s, env={"OMP_NUM_THREADS": "2"})
+    made = _result(job, answer.lines_of_json(), answer, None)
+    if made.estimate is None:
+        return made
+    return replace(made, estimate=replace(made.estimate, evidence="measured on the CPU"))
 
 
 def _result(job: Job, lines: list[dict[str, Any]], answer: Answer, imported: dict[str, Any] | None) -> Rehearsal:
