@@ -120,10 +120,10 @@ def runners(folder: Path, model: Path, args: argparse.Namespace) -> dict[str, li
     return made
 
 
-def measure(command: Sequence[str], folder: Path) -> dict[str, Any]:
+def measure(command: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:
     """Wall and CPU seconds (the process and its children) of one run. Raises SystemExit when it fails."""
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        **os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
         "PROMPTFOO_DISABLE_TELEMETRY": "1", "PROMPTFOO_DISABLE_UPDATE": "1", "PROMPTFOO_CONFIG_DIR": str(folder / "pf"),
         "PROMPTFOO_PYTHON": sys.executable, "HF_HOME": str(folder / "hf"),
     }  # fmt: skip
@@ -145,6 +145,9 @@ def main() -> int:
     parser.add_argument("--promptfoo", metavar="FOLDER", help="folder in whose node_modules promptfoo is")
     parser.add_argument("--samples", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--threads", type=int, default=1, help="default 1: OpenMP threads that spin spoil the figures of a busy machine"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write all figures there")
     args = parser.parse_args()
     model = example_model()
@@ -154,7 +157,7 @@ def main() -> int:
         for number in range(args.rounds):
             rounds.append({})
             for runner, command in commands.items():
-                rounds[-1][runner] = measure(command, Path(name))
+                rounds[-1][runner] = measure(command, Path(name), args.threads)
                 print(f"round {number + 1}: {runner}: {rounds[-1][runner]}", file=sys.stderr, flush=True)
     table = {
         runner: {

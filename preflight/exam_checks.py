@@ -58,7 +58,7 @@ def _data_finding(file: Mapping[str, Any]) -> Finding:
     return Finding(
         "needs-review",
         Level.WARN,
-        f"{read}, {usable} can be judged; not so simple: {'; '.join(parts)}.",
+        f"{read}, {usable} can be judged; needs review: {'; '.join(parts)}.",
         "They are left out of the score rather than guessed: an empty reference would match every answer. A repeated "
         "record would count one answer twice, so it is asked once.",
         ("correct or remove the records named here", *_first_problem(file)),

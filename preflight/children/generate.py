@@ -4,6 +4,7 @@ Arguments: results file, job file (JSON). The job: model, samples [{key, message
 device, dtype, load_in_4bit, trust_remote_code, temperature, seed, sample_timeout_s, debug.
 """
 
+import importlib.util
 import json
 import os
 import sys
@@ -242,11 +243,13 @@ def load(torch, transformers, auto_model, auto_tokenizer, job):
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
         )
+    if job.get("load_in_4bit") or (device != "cpu" and importlib.util.find_spec("accelerate")):
+        # Straight to the device: a model that fits there need not fit into main memory first.
         options["device_map"] = {"": 0 if device == "cuda" else device}
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     options["dtype" if version >= (4, 56) else "torch_dtype"] = dtype
     model = auto_model.from_pretrained(job["model"], **options, **trust)
-    if not job.get("load_in_4bit"):
+    if "device_map" not in options:
         model = model.to(device)
     model.eval()
     if getattr(model.generation_config, "pad_token_id", None) is None:
