@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 STAGE = "gpu_probe"
 TORCH_LIMIT_S = 60.0
+# How recordings name what Windows says: its registry and its event log.
+WINDOWS_KINDS = r"(?i)^reg\b|registry|wevtutil|WinEvent|event ?(?:log|viewer)|reliability"
 
 
 def check_torch(seen: Seen) -> list[Finding]:
@@ -67,6 +69,8 @@ CHECKS = (
     gpu_checks.check_mig,
     gpu_checks.check_vgpu,
     gpu_checks.check_wsl,
+    gpu_checks.check_libraries,
+    gpu_checks.check_compute_mode,
     gpu_checks.check_driver_model,
     gpu_checks.check_mixed_cards,
     gpu_health.check_memory_in_use,
@@ -128,8 +132,8 @@ def windows_part(machine: Machine, args: argparse.Namespace, seen: Seen, python:
     """Windows: TDR values and the event log."""
     from preflight import windows_gpu
 
-    recorded = machine.recorded(r"(?i)^reg\b|registry|wevtutil|Get-WinEvent|event")
-    if seen.system != "Windows" or (machine.replayed and not recorded):
+    recorded = machine.recorded(WINDOWS_KINDS)
+    if not recorded and (machine.replayed or seen.system != "Windows"):
         return [], {}
     found = windows_gpu.read_windows_graphics(machine)
     facts = {"tdr": found.tdr, "tdr_delay_s": found.tdr_delay_s, "events": [list(event) for event in found.events]}

@@ -129,7 +129,7 @@ def _nvidia(looking: _Looking) -> None:
 
 
 # nvidia-smi topo, nvlink, pmon, dmon: reports that say nothing of what is looked for here.
-_OTHER_REPORTS = re.compile(r"CPU Affinity|^#\s*gpu\s|Link \d+: ", re.MULTILINE)
+_OTHER_REPORTS = re.compile(r"CPU Affinity|GPU instances?:|GPU instance profiles:|^#\s*gpu\s|Link \d+: ", re.MULTILINE)
 
 
 def _ask_nvml(looking: _Looking, answers: Sequence[tuple[str, Answer]]) -> nvidia.Reading:
@@ -160,6 +160,9 @@ def classify(text: str, question: str = "") -> tuple[int, nvidia.Reading | None]
         return 3, nvidia.parse_table(text)
     if re.search(r"^GPU \d+: ", text, re.MULTILINE):
         return 4, nvidia.parse_list(text)
+    processes = nvidia.parse_query_processes(text)
+    if processes:
+        return 5, nvidia.Reading(processes=processes)
     reading = nvidia.parse_query(text, question)
     return (_GUESSED, reading) if reading.gpus else (9, None)
 

@@ -50,6 +50,9 @@ class Seen:
     acl_json: bool | None = None
     hints: DriverHints = field(default_factory=lambda: DriverHints())
     device_files: bool | None = None
+    recorded_elsewhere: bool = False
+    libcuda: tuple[str, ...] = ()
+    library_path: str | None = None
     choice: wheels.Choice | None = None
     target: wheels.Target | None = None
 
@@ -115,7 +118,7 @@ def check_devices(seen: Seen) -> list[Finding]:
         return []
     looked = [tool for tool, _ in seen.accelerators.asked]
     if seen.replayed and not looked:
-        if seen.log.readable or seen.torch.asked:
+        if seen.log.readable or seen.torch.asked or seen.recorded_elsewhere:
             return []
         return [
             Finding(
@@ -365,6 +368,72 @@ def check_wsl(seen: Seen) -> list[Finding]:
             "CUDA on WSL user guide",
         )
     ]
+
+
+def check_libraries(seen: Seen) -> list[Finding]:
+    """A libcuda that hides the right one: a Linux driver inside WSL, the toolkit's stub, a cuda-compat package."""
+    found = []
+    foreign = [path for path in seen.libcuda if "/usr/lib/wsl/" not in path]
+    if seen.host.wsl and foreign:
+        found.append(
+            Finding(
+                "wsl-linux-driver",
+                Level.WARN,
+                f"A Linux NVIDIA driver is installed inside WSL: {quote(foreign[0])}.",
+                "It hides the Windows driver's library in /usr/lib/wsl/lib, and CUDA then finds no card.",
+                ("remove it: `sudo apt purge 'nvidia-*' 'libnvidia-*'`, then `wsl --shutdown` on Windows",),
+                "CUDA on WSL user guide",
+            )
+        )
+    parts = (seen.library_path or "").split(":")
+    stubs = [part for part in parts if "stubs" in part.split("/")]
+    compat = [part for part in parts if part.rstrip("/").endswith("/compat") and "cuda" in part]
+    if stubs or compat:
+        found.append(
+            Finding(
+                "libcuda-hidden",
+                Level.WARN,
+                f"LD_LIBRARY_PATH holds {quote((stubs or compat)[0])}, whose libcuda is found before the driver's.",
+                "A stub only links and fails when it runs (error 34)."
+                if stubs
+                else "A cuda-compat library works with data-centre cards only (errors 803 and 804 elsewhere).",
+                ("take it out of LD_LIBRARY_PATH: torch's wheels need nothing there",),
+                DRIVER_SOURCE,
+            )
+        )
+    return found
+
+
+def check_compute_mode(seen: Seen) -> list[Finding]:
+    """Cards whose compute mode keeps programs out."""
+    found = []
+    for gpu in seen.usable:
+        mode = (gpu.compute_mode or "").lower()
+        if mode.startswith("prohibited"):
+            found.append(
+                Finding(
+                    "compute-prohibited",
+                    Level.FAIL,
+                    f"GPU {gpu.index} ({quote(gpu.name)}) is in compute mode Prohibited: no CUDA program may use it.",
+                    "An administrator set it.",
+                    again(f"set it back: `sudo nvidia-smi -i {gpu.index} -c DEFAULT`"),
+                    "nvidia-smi, compute mode",
+                )
+            )
+        elif mode.startswith(("e. process", "exclusive")):
+            busy = any(p.gpu == gpu.index and (p.kind or "").startswith("C") for p in seen.accelerators.processes)
+            found.append(
+                Finding(
+                    "compute-exclusive",
+                    Level.WARN if busy else Level.OK,
+                    f"GPU {gpu.index} ({quote(gpu.name)}) admits one program at a time"
+                    + (", and one is running." if busy else "."),
+                    "A second one fails with 'all CUDA-capable devices are busy or unavailable'.",
+                    ("wait until that program ends, or choose another card with CUDA_VISIBLE_DEVICES",) if busy else (),
+                    "nvidia-smi, compute mode",
+                )
+            )
+    return found
 
 
 def check_driver_model(seen: Seen) -> list[Finding]:

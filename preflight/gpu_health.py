@@ -290,7 +290,7 @@ def check_sensors(seen: Seen) -> list[Finding]:
                 "reading it may overheat." + (f" GPU {', '.join(map(str, others))} reads well." if others else ""),
                 (
                     "check its power cable and fan",
-                    f"run `python gpu_probe.py --stress-test --gpu {gpu.index}` and watch its temperature",
+                    f"run `python gpu_probe.py --stress-test --device cuda:{gpu.index}` and watch its temperature",
                     "reboot or update the driver if the reading does not come back",
                 ),
                 "nvidia-smi",

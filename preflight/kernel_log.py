@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,11 @@ def messages(text: str) -> list[str]:
     """The log's messages: stamps removed, continuation lines joined to the message they belong to."""
     found: list[str] = []
     for line in text.splitlines():
+        if line.startswith("{") and '"MESSAGE"' in line:  # journalctl -o json
+            try:
+                line = str(json.loads(line).get("MESSAGE", ""))
+            except ValueError:
+                pass
         stamp = _STAMP.match(line)
         body = line[stamp.end() :] if stamp else line
         continues = not stamp and (line[:1].isspace() or line.startswith("NVRM:")) and bool(found)

@@ -26,6 +26,9 @@ def together(machine: Machine, accelerators: Accelerators, host: Host, log: Kern
         replayed=machine.replayed,
         cann=_cann(machine, accelerators),
         acl_json=_acl_json(machine, accelerators),
+        recorded_elsewhere=bool(machine.recorded(r"(?i)event|registry|^reg\b|reliability")),
+        libcuda=_libcuda(machine) if host.wsl else (),
+        library_path=machine.variable("LD_LIBRARY_PATH"),
         device_files=bool(machine.list("/dev/nvidia[0-9]*")) if not accelerators.gpus else None,
     )
     if seen.trouble("no-driver") or seen.trouble("no-devices"):
@@ -34,6 +37,12 @@ def together(machine: Machine, accelerators: Accelerators, host: Host, log: Kern
     if accelerators.vendor("ascend"):
         return seen  # torch_npu pairs with torch by its own rule, not by the wheel table
     return replace(seen, target=aim, choice=wheels.choose(aim))
+
+
+def _libcuda(machine: Machine) -> tuple[str, ...]:
+    """Where the dynamic linker finds libcuda."""
+    text = machine.run(["ldconfig", "-p"], timeout_s=5.0).text
+    return tuple(re.findall(r"libcuda\.so\.1 .*=> (\S+)", text))
 
 
 def _hints(machine: Machine) -> DriverHints:

@@ -440,6 +440,22 @@ def _switch(name: str, text: str) -> str | None:
     return ("enabled" if state else "disabled") if name == "mig_mode" else ("on" if state else "off")
 
 
+def parse_query_processes(text: str) -> list[GpuProcess]:
+    """`nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv`, with its header."""
+    rows = csv_rows(text)
+    columns = [_column(cell) for cell in rows[0]] if rows else []
+    if "pid" not in columns or not {"process_name", "name"} & set(columns):
+        return []
+    found = []
+    for row in rows[1:]:
+        values = {column: row[at] for at, column in enumerate(columns[: len(row)])}
+        memory = size_bytes(values.get("used_gpu_memory", values.get("used_memory", "")))
+        name = values.get("process_name", values.get("name"))
+        if whole(values.get("pid", "")) is not None:
+            found.append(GpuProcess(None, whole(values["pid"]), name or None, "C", memory))
+    return found
+
+
 def parse_nvml(lines: Iterable[Mapping[str, Any]]) -> Reading:
     """What preflight/children/ask_nvml.py wrote: the driver, then one line a device."""
     seen = Reading()

@@ -222,7 +222,7 @@ def _from_probe(probe: Mapping[str, Any], errors: str) -> TorchState:
     kind, _, message = str(error or "").partition(":")
     arches = find(r"arch_list")
     missing = bool(error and re.search(r"No module named '?torch'?$", str(error).strip()))
-    available = find(r"is_available")
+    available = find(r"cuda_(?:is_)?available", r"^(?:is_)?available$")
     return TorchState(
         asked=True,
         found=not missing if version or error else None,
@@ -239,6 +239,9 @@ def _from_probe(probe: Mapping[str, Any], errors: str) -> TorchState:
         warnings=tuple(line for line in errors.splitlines() if line.strip())[:8],
         said=errors.strip(),
         mps=find(r"mps.*available"),
+        xpu=find(r"xpu.*available"),
+        npu_version=_text(find(r"torch_npu_version|^torch_npu$")),
+        npu_available=find(r"npu_(?:is_)?available"),
         python=_text(find(r"^python(?:_version)?$")),
     )
 

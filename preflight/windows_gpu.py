@@ -37,7 +37,7 @@ def read_windows_graphics(machine: Machine) -> WindowsGraphics:
         "(Provider[@Name='Microsoft-Windows-WHEA-Logger'])]]"
     )
     log = machine.run(["wevtutil", "qe", "System", f"/q:{query}", "/c:40", "/rd:true", "/f:text"], timeout_s=20.0)
-    extra = "\n".join(answer.text for _, answer in machine.recorded(r"(?i)wevtutil|event|Get-WinEvent"))
+    extra = "\n".join(answer.text for _, answer in machine.recorded(r"(?i)wevtutil|WinEvent|event|reliability"))
     settings = registry.text + "\n".join(answer.text for _, answer in machine.recorded(r"(?i)^reg\b|registry"))
     return WindowsGraphics(parse_tdr(settings), tuple(parse_events(log.text or extra)), invented_values(settings))
 
@@ -73,7 +73,24 @@ def parse_events(text: str) -> list[tuple[str, str]]:
             found.append(("link-lost" if lost else "driver-error", message))
         elif "whea" in name and code in (17, 18, 19):
             found.append(("hardware-error", message))
-    return found
+    return found or [(kind, line.strip()[:200]) for line in text.splitlines() if (kind := _kind_of_line(line))]
+
+
+# Lists with one event a line (Get-WinEvent, exports, copied text); first match wins.
+_LINES = (
+    ("link-lost", r"(?i)fallen off the bus|physically removed|0x887A0005|DEVICE_REMOVED|\bXid\b.*\b79\b"),
+    (
+        "tdr",
+        r"(?i)stopped responding and has (?:successfully )?recovered|\b4101\b.*display|LiveKernelEvent.*\b1(?:17|41)\b"
+        r"|VIDEO_TDR_FAILURE|0x0*116\b|0x887A0006|DEVICE_HUNG|launch timed out",
+    ),
+    ("hardware-error", r"(?i)WHEA.*(?:\b1[789]\b|PCI Express)|corrected hardware error"),
+    ("driver-error", r"(?i)nvlddmkm"),
+)
+
+
+def _kind_of_line(line: str) -> str | None:
+    return next((kind for kind, pattern in _LINES if re.search(pattern, line)), None)
 
 
 def check_windows(seen: WindowsGraphics | None) -> list[Finding]:

@@ -1238,6 +1238,120 @@ case(
 )
 
 
+case(
+    "journal json",
+    "warn",
+    "application-xid",
+    k={
+        "journalctl -k -o json": json.dumps(
+            {
+                "MESSAGE": "NVRM: Xid (PCI:0000:01:00): 31, pid=12, name=python, Ch 00000008, MMU Fault",
+                "_HOSTNAME": "h",
+                "PRIORITY": "3",
+            }
+        )
+        + "\n"
+    },
+)
+case(
+    "win events list",
+    "fail",
+    "gpu-removed",
+    k={
+        "Get-WinEvent System": "TimeCreated                     Id LevelDisplayName Message\n-----------                     -- ---------------- -------\n11/30/2026 10:00:00 AM         153 Error            \\Device\\Video3 Error occurred on GPUID: 100. GPU has fallen off the bus nvlddmkm\n"
+    },
+)
+case(
+    "win tdr",
+    "warn",
+    "tdr-reset",
+    k={"event log": "Display driver nvlddmkm stopped responding and has successfully recovered.\n"},
+)
+case(
+    "wsl with linux driver",
+    "warn",
+    "wsl-linux-driver",
+    k={
+        "/proc/version": "Linux version 5.15.153.1-microsoft-standard-WSL2 (x)",
+        "ldconfig -p": "\tlibcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1\n\tlibcuda.so.1 (libc6,x86-64) => /usr/lib/wsl/lib/libcuda.so.1\n",
+        "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv": "name, driver_version, memory.total [MiB]\nNVIDIA GeForce RTX 3080, 551.86, 10240 MiB\n",
+    },
+)
+case(
+    "stub path",
+    "warn",
+    "libcuda-hidden",
+    variables={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64/stubs:/usr/local/cuda/lib64"},
+    k={
+        "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv": "name, driver_version, memory.total [MiB]\nNVIDIA GeForce RTX 3080, 551.86, 10240 MiB\n"
+    },
+)
+ONE_CARD = """+-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 550.54.14              Driver Version: 550.54.14      CUDA Version: 12.4     |
+|-----------------------------------------+------------------------+----------------------+
+|   0  NVIDIA L40S                    On  |   00000000:01:00.0 Off |                    0 |
+| N/A   26C    P0             39W /  350W |       0MiB /  46068MiB |      0%   MODE |
+|                                         |                        |                  N/A |
++-----------------------------------------+------------------------+----------------------+
+"""
+case("prohibited", "fail", "compute-prohibited", k={"nvidia-smi": ONE_CARD.replace("MODE", "Prohibited")})
+case("exclusive", "ok", "compute-exclusive", k={"nvidia-smi": ONE_CARD.replace("MODE", "E. Process")})
+case(
+    "card missing ff",
+    "fail",
+    "gpu-lost",
+    k={
+        "nvidia-smi": ONE_CARD.replace("MODE", "Default"),
+        "lspci -nn": "01:00.0 3D controller [0302]: NVIDIA Corporation AD102GL [L40S] [10de:26b9] (rev a1)\n02:00.0 3D controller [0302]: NVIDIA Corporation AD102GL [L40S] [10de:26b9] (rev ff)\n",
+    },
+)
+case(
+    "card missing",
+    "warn",
+    "card-not-listed",
+    k={
+        "nvidia-smi": ONE_CARD.replace("MODE", "Default"),
+        "lspci -nn": "01:00.0 3D controller [0302]: NVIDIA Corporation AD102GL [L40S] [10de:26b9] (rev a1)\n02:00.0 3D controller [0302]: NVIDIA Corporation AD102GL [L40S] [10de:26b9] (rev a1)\n",
+    },
+)
+case(
+    "compute apps",
+    "ok",
+    "memory-in-use",
+    k={
+        "nvidia-smi --query-gpu=index,name,memory.total,memory.used --format=csv": "index, name, memory.total [MiB], memory.used [MiB]\n0, NVIDIA GeForce RTX 3090, 24576 MiB, 9000 MiB\n",
+        "nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv": "pid, process_name, used_gpu_memory [MiB]\n4242, /usr/bin/ollama, 8900 MiB\n",
+    },
+)
+case(
+    "npu torch mismatch",
+    "fail",
+    "torch-npu-mismatch",
+    k={
+        "npu-smi info": """+------------------------------------------------------------------------------------------------+
+| npu-smi 24.1.rc2                 Version: 24.1.rc2                                             |
++---------------------------+---------------+----------------------------------------------------+
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 0     910B3               | OK            | 93.5        36                0    / 0             |
+| 0                         | 0000:C1:00.0  | 0           0    / 0          3162 / 65536         |
++===========================+===============+====================================================+
+""",
+        "torch probe": json.dumps(
+            {"torch.__version__": "2.4.0", "torch_npu.__version__": "2.1.0.post10", "torch.npu.is_available()": False}
+        ),
+    },
+)
+case(
+    "hidden",
+    "warn",
+    "cuda-visible-devices",
+    variables={"CUDA_VISIBLE_DEVICES": ""},
+    k={"nvidia-smi": ONE_CARD.replace("MODE", "Default")},
+)
+
+
 def probe(folder, capsys):
     code = gpu_probe.main(["--replay", str(folder), "--json"])
     section = json.loads(capsys.readouterr().out)
