@@ -79,10 +79,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024, help="size of the input (default: 1024)")
     parser.add_argument("--folder", help="where to work (default: a temporary folder)")
+    parser.add_argument("--data", help="use this file; it is generated there when it does not exist")
     args, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        data, out = Path(folder, "data.jsonl"), Path(folder, "clean.jsonl")
-        records = generate(data, args.mib)
+        data, out = Path(args.data or Path(folder, "data.jsonl")), Path(folder, "clean.jsonl")
+        if not data.exists():
+            generate(data, args.mib)
+        with open(data, "rb") as stream:
+            records = sum(1 for _ in stream)
         script = str(ROOT / "data_preprocessor.py")
         seconds, peak, code = measure([sys.executable, script, str(data), "--out", str(out), "--json", *more])
         result = {

@@ -200,7 +200,10 @@ def read_conversation(value: Any, role_map: Mapping[str, str] | None = None) -> 
     found = Conversation(shape)
     roles = ROLES if not role_map else {**ROLES, **{name.lower(): role for name, role in role_map.items()}}
     if shape == "unknown":
-        keys = ", ".join(sorted(map(str, value))[:8]) if isinstance(value, dict) else type(value).__name__
+        if isinstance(value, dict) and "input_ids" in value:
+            found.problem("already-tokenised", "token ids instead of text (it holds: input_ids)")
+            return found
+        keys = ", ".join(sorted(map(str, value))[:8]) if isinstance(value, dict) else kind_of(value)
         found.problem("unknown-shape", f"no known shape (it holds: {keys or 'nothing'})")
         return found
     record: dict[str, Any] = value if isinstance(value, dict) else {}

@@ -198,7 +198,9 @@ def check_conversations(seen: dict[str, Any]) -> Iterator[Finding]:
     """Can every conversation be trained on as it stands?"""
     tool_codes = {code: n for code, n in seen["problem_counts"].items() if code.startswith("tool")}
     target_codes = {code: n for code, n in seen["problem_counts"].items() if code.startswith("target")}
-    others = [c for c in seen["problem_counts"] if c not in tool_codes and c not in target_codes]
+    apart = {*tool_codes, *target_codes, "unknown-shape", "already-tokenised"}
+    others = [code for code in seen["problem_counts"] if code not in apart]
+    yield from _shape_findings(seen)
     if others:
         total = seen["rows"]
         listed = []
@@ -254,6 +256,32 @@ def check_conversations(seen: dict[str, Any]) -> Iterator[Finding]:
             Level.OK,
             f"{seen['changes']['media-kept']} records hold images, audio or files; their parts are kept as they are.",
             "Only a model with such an encoder can be trained on them; their tokens are not counted.",
+        )
+
+
+def _shape_findings(seen: dict[str, Any]) -> Iterator[Finding]:
+    counts = seen["problem_counts"]
+    level = Level.WARN if seen["usable_rows"] else Level.FAIL
+    if counts.get("unknown-shape"):
+        places = seen["problem_places"]["unknown-shape"]
+        rows = _lines([place["row"] for place in places])
+        yield Finding(
+            "unknown-shape",
+            level,
+            f"{counts['unknown-shape']} records have no known shape (row {rows}): {quote(places[0]['what'], 160)}.",
+            "Known are: messages (role, content), conversations (from, value), instruction and output, prompt and "
+            "completion, question and answer, chosen and rejected, text. Which column is the question is not guessed.",
+            ("rename the columns to `prompt` and `completion`, or put the turns into `messages`",),
+            _CHAT,
+        )
+    if counts.get("already-tokenised"):
+        yield Finding(
+            "already-tokenised",
+            level,
+            f"{counts['already-tokenised']} records hold token ids instead of text.",
+            "They fit one tokenizer only, and neither their text nor their template can be looked at.",
+            ("go back to the text they were made from", "or train on them as they are: TRL takes `input_ids`"),
+            _CHAT,
         )
 
 

@@ -371,6 +371,17 @@ def test_kinds_of_records_are_not_mixed_in_one_file(tmp_path: Path, capsys: pyte
     assert entry["line"] == 3 and entry["reasons"][0].startswith("other-shape")
 
 
+@pytest.mark.parametrize(
+    ("record", "code"), [({"foo": 1}, "unknown-shape"), ({"input_ids": [1], "labels": [1]}, "already-tokenised")]
+)
+def test_records_without_a_known_shape_are_a_fail_that_says_what_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: Any, code: str
+) -> None:
+    exit_code, document = run(capsys, str(save(tmp_path / "d.jsonl", [record])))
+    levels = {finding["code"]: finding["level"] for finding in document["findings"]}
+    assert exit_code == 1 and levels[code] == "fail" and levels["no-usable-rows"] == "fail"
+
+
 def test_prompt_and_completion_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = save(tmp_path / "d.jsonl", [chat("q", "a")])
     run(capsys, str(file), "--out", str(tmp_path / "o.jsonl"), "--format", "prompt-completion")
