@@ -305,7 +305,8 @@ def read_memory(
         needs = ", ".join(
             f"{method} {item['allocated_bytes'] / 2**30:.1f} GiB" for method, item in observed["by_method"].items()
         )
-        note = "No GPU was seen here and none was named: whether it fits was not judged (`--gpu-vram-gb N`, `--here`)."
+        seen = "The memory of that card is not known" if card.gpu else "No GPU was seen here and none was named"
+        note = f"{seen}: whether it fits was not judged (`--gpu-vram-gb N`, `--here`)."
         where = f"{plan.micro_batch} x {plan.sequence_tokens} tokens"
         return observed, [
             Finding(

@@ -83,13 +83,14 @@ def _no_config(directory: ModelDirectory) -> Finding:
     if adapter.trouble != "absent":
         base = adapter.object.get("base_model_name_or_path")
         kind, r = adapter.object.get("peft_type"), adapter.object.get("r")
+        rank = f" (r = {r})" if isinstance(r, int) else ""
         there = isinstance(base, str) and Path(base).is_dir()
         where = f" Its base is {quote(base_name(base), 120)}" if isinstance(base, str) else " It names no base"
         gone = "" if there else ", whose path is not on this machine" if _is_path(base) else ""
         return Finding(
             "adapter-not-model",
             Level.FAIL,
-            f"This directory is a {quote(kind or 'PEFT', 40)} adapter (r = {quote(r, 20)}), not a model.{where}{gone}.",
+            f"This directory is a {quote(kind or 'PEFT', 40)} adapter{rank}, not a model.{where}{gone}.",
             "transformers stops with: Unrecognized model. Memory and modules are those of the base model, not of this "
             "file.",
             (

@@ -232,7 +232,7 @@ def read_model_directory(
         if len(files) >= MOST_FILES:
             truncated = True
             break
-        if re.search(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]", name):
+        if re.search(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", name):
             odd.append(name)
         files[name] = size
     remote = {name: size for name, size in (elsewhere or {}).items() if name not in files}
@@ -387,6 +387,8 @@ def read_header(
     Source: the format's description, https://github.com/huggingface/safetensors#format
     """
     path = reader.root / name
+    if not reader.inside(path):
+        return {}, "", 0  # a link out of the directory is named elsewhere, and not read
     try:
         with reader.open_regular(path) as stream:
             first = stream.read(8)

@@ -83,8 +83,8 @@ def redact(text: str) -> str:
 
 def redacted(value: Any) -> Any:
     """The same JSON value with every string in it (keys included) redacted, and NaN or infinity turned into None."""
-    if isinstance(value, str):
-        return redact(value)
+    if isinstance(value, str):  # half a surrogate pair (JSON can hold one) cannot be written as UTF-8
+        return redact(value).encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
         return {redact(str(key)): redacted(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -125,6 +125,16 @@ def test_values_that_no_model_can_have(tmp_path, capsys):
     assert "\x1b" not in found["config-value-invalid"]["what"]
 
 
+def test_half_a_surrogate_pair_can_be_reported(tmp_path, capsys):
+    path = model(tmp_path / "m", config='{"model_type": "\\ud800x", "architectures": ["\\udfff"]}')
+    code, seen, _ = analyse(path, capsys)
+    assert code == 1
+    json.dumps(seen, ensure_ascii=False).encode("utf-8")
+    report = tmp_path / "r.md"
+    model_analyzer.main([str(path), "--report", str(report)])
+    assert "x" in report.read_text(encoding="utf-8")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 def test_links_out_of_the_directory_are_not_followed(tmp_path, capsys):
     secret = tmp_path / "secret.txt"

@@ -148,6 +148,16 @@ def test_each_type_still_counts_like_the_installed_transformers(tmp_path):
         ({"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}, 406_291_456),
         ({"model_type": "umt5"}, 172_122_112),
         ({"model_type": "gemma3"}, 2_723_312_896),
+        (
+            {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "num_hidden_layers": 2},
+            535_851_008,
+        ),
+        (
+            {"model_type": "qwen2", "architectures": ["Qwen2ForTokenClassification"], "num_hidden_layers": 2},
+            1_297_666_050,
+        ),
+        ({"model_type": "mistral", "architectures": ["MistralModel"], "num_hidden_layers": 2}, 567_300_096),
+        ({"model_type": "mpt", "n_layers": 2}, 203_827_200),
         ({"model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": 2}, 38_603_520),
         ({"model_type": "roberta", "architectures": ["RobertaForMaskedLM"]}, 124_696_665),
     ],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from preflight.families import dense
-from preflight.families.parts import architecture
+from preflight.families.parts import architecture, linear
 from preflight.model_shape import Config, ConfigTrouble, LayoutUnknown, ModelShape, language_part, read_dtype
 
 # Families whose layers are those of another, sometimes under another name of the type.
@@ -33,7 +34,26 @@ def builder_of(model_type: str) -> Callable[[Config], ModelShape] | None:
 
 
 def read(raw: Mapping[str, Any]) -> ModelShape:
-    """The shape of any config. Raises ConfigTrouble."""
+    """The shape of any config, with the head that its architecture names. Raises ConfigTrouble."""
+    shape = _read(raw)
+    name = shape.architecture or ""
+    decoder = shape.structure == "known" and not shape.encoder_only and not shape.encoder_decoder
+    if not decoder or shape.language_key or shape.hidden_size is None:
+        return shape
+    if name.endswith(("ForSequenceClassification", "ForTokenClassification")):
+        named = raw.get("id2label")
+        labels = (
+            len(named) if isinstance(named, Mapping) and named else Config(raw).number("num_labels", default=2) or 2
+        )
+        head = linear("score", shape.hidden_size, labels or 2, name.endswith("ForTokenClassification"))
+        rest = (*(module for module in shape.rest if not shape.is_head(module)), head)
+        return replace(shape, rest=rest, head_path="score")
+    if name.endswith("Model") and not name.endswith(("LMHeadModel", "ChatGLMModel")):
+        return replace(shape, rest=tuple(module for module in shape.rest if not shape.is_head(module)))
+    return shape
+
+
+def _read(raw: Mapping[str, Any]) -> ModelShape:
     key, language = language_part(raw)
     model_type = raw.get("model_type")
     if isinstance(model_type, str):

@@ -163,7 +163,7 @@ def _extras(d: Decoder, attention: list[Module], mlp: list[Module], norms: list[
             attention.append(norm(f"{at}.attn_sub_norm", d.hidden))
             mlp.append(norm(f"{layer}.mlp.ffn_sub_norm", d.inner))
         elif extra == "falcon":
-            if c.model_type == "RefinedWeb" or c.flag("new_decoder_architecture"):
+            if c.raw.get("model_type") == "RefinedWeb" or c.flag("new_decoder_architecture"):
                 two = c.number("num_ln_in_parallel_attn", default=2) == 2
                 names = ("ln_attn", "ln_mlp") if two else ("input_layernorm",)
                 norms[:] = [norm(f"{layer}.{name}", d.hidden, True) for name in names]

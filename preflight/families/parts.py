@@ -178,7 +178,7 @@ def decoder(c: Config, style: Style) -> Decoder:
     heads = c.common("heads") or 1
     kv_heads = c.common("kv_heads") or heads
     if c.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
-        new = c.flag("new_decoder_architecture") or c.model_type == "RefinedWeb"
+        new = c.flag("new_decoder_architecture") or c.raw.get("model_type") == "RefinedWeb"
         kv_heads = (c.common("kv_heads") or heads) if new else 1 if c.flag("multi_query", default=True) else heads
     elif c.model_type == "gpt_bigcode":
         kv_heads = 1 if c.flag("multi_query", default=True) else heads
@@ -188,6 +188,8 @@ def decoder(c: Config, style: Style) -> Decoder:
         raise ConfigTrouble(f"num_key_value_heads is {kv_heads}, more than the {heads} attention heads")
     head_dim = c.common("head_dim") or max(1, hidden // heads)
     inner = c.common("intermediate_size") or 4 * hidden
+    if c.model_type == "mpt":
+        inner = hidden * (c.number("expansion_ratio", default=4, least=1) or 4)
     if c.model_type == "qwen":
         inner //= 2  # the file counts both halves of the gate
     return Decoder(c, style, hidden, layers, heads, kv_heads, head_dim, inner)
