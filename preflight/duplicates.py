@@ -267,7 +267,10 @@ def _common_table(pieces: list[Piece], found: Duplicates, np: Any) -> Any:
         base += records
         hashes = hashes[state[record] == KEEP]
         counts += np.bincount(hashes >> (32 - _TABLE_BITS), minlength=1 << _TABLE_BITS).astype(np.uint32)
-    return counts > max(5, int(0.02 * found.state.count(KEEP)))
+    kept = found.state.count(KEEP)
+    # A group of copies is small, in number or in share; what stands in more records is taken for a template, because
+    # leaving out records that only share their instruction would be the greater harm.
+    return counts > max(5, int(min(20, 0.3 * kept)), int(0.02 * kept))
 
 
 def _band_files(pieces: list[Piece], found: Duplicates, folder: Path, common: Any, np: Any) -> list[Path]:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -312,13 +313,17 @@ def _time_limit(seconds: float) -> Iterator[bool]:
     def stop(number: int, frame: Any) -> None:
         raise _TooLong
 
+    began = time.monotonic()
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    pending, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield True
     finally:
+        # Somebody else's alarm goes on where it was.
+        rest = max(0.001, pending - (time.monotonic() - began)) if pending else 0
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, rest, interval)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

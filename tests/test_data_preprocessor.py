@@ -83,6 +83,23 @@ def test_duplicates_are_told_from_templates(tmp_path: Path, capsys: pytest.Captu
     assert code == 0
 
 
+def test_nothing_is_left_to_find_in_what_was_cleaned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_ = random.Random(6)
+    words = [sentence(random_, 1) for _ in range(400)]
+    base = [" ".join(random_.choices(words, k=40)) for _ in range(40)]
+    records = []
+    for _ in range(300):
+        question = random_.choice(base).split()
+        for _ in range(random_.randint(0, 3)):
+            question[random_.randrange(40)] = random_.choice(words)
+        records.append(chat("Please answer shortly: " + " ".join(question), random_.choice(["yes", "no"])))
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    _, first = run(capsys, str(save(tmp_path / "d.jsonl", records)), "--out", str(one))
+    _, second = run(capsys, str(one), "--out", str(two))
+    assert first["observed"]["duplicates"]["near"] > 20 and second["observed"]["duplicates"]["near"] == 0
+    assert one.read_bytes() == two.read_bytes()
+
+
 def test_numbers_and_short_answers_tell_records_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "the quick brown fox jumps over the lazy dog while the cat sleeps in the warm afternoon sun " * 3
     records = [chat(f"{text} item {n}", "same") for n in (1, 2)] + [chat(text, "yes"), chat(f"{text} indeed", "no")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from pathlib import Path
@@ -126,6 +127,20 @@ def test_a_runaway_pattern_is_stopped() -> None:
     fit = validator.check({"a": "a" * 60 + "!", "b": 1})
     assert time.monotonic() - began < 15
     assert fit.valid is None and "(a+)+" in fit.unknown
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="alarms")
+def test_somebody_elses_alarm_goes_on() -> None:
+    rang = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+    outer = signal.setitimer(signal.ITIMER_REAL, 1000)
+    try:
+        assert Validator({"pattern": "^(a+)+$"}).check("a" * 60 + "!").valid is None
+        remaining, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert 900 < remaining < 1000 and rang == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *outer)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_runaway_pattern_properties_are_stopped_too() -> None:
