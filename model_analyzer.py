@@ -55,7 +55,7 @@ from preflight.directory_checks import (
     check_links,
     check_weights,
 )
-from preflight.findings import Finding, Level, Section, crashed, quote, run_checks
+from preflight.findings import Finding, Level, Section, crashed, quote, run_checks, say
 from preflight.hub import HubTrouble, fetch_model, is_hub_id
 from preflight.machine import Interpreter, Machine, choose_python
 from preflight.memory.budget import Budget, named_card
@@ -146,6 +146,11 @@ def make_parser() -> argparse.ArgumentParser:
     here.add_argument("--python", metavar="PATH", help="interpreter whose packages are judged")
     here.add_argument("--transformers", metavar="VERSION", help="judge for this version instead of the installed one")
     here.add_argument("--peft", metavar="VERSION", help="the same for PEFT")
+    here.add_argument("--recommend", action="store_true", help="also show what would fit when the plan fits already")
+    here.add_argument(
+        "--rehearse", action="store_true",
+        help="run the training step of this plan on fake tensors with the packages under test (minutes, no GPU)",
+    )  # fmt: skip
     phone_flags(made)
     data = made.add_argument_group("data and limits")
     data.add_argument("--tokens", type=int, metavar="N", help="tokens that will be trained on (for the LoRA rank)")
@@ -234,7 +239,12 @@ def look(
         has = tree.attention
         where = f"transformers {tree.versions.get('transformers', '?')}"
         supported = Supported(has.get("sdpa"), has.get("flash"), has.get("flex"), where)
-    memory, findings = read_memory(shape, plan, choose, card, quantised) if shape is not None else ({}, ())
+    memory, findings = (
+        read_memory(shape, plan, choose, card, quantised, args.recommend) if shape is not None else ({}, [])
+    )
+    if args.rehearse and memory:
+        chosen = replace(plan, method=memory["plan"]["method"])
+        memory["rehearsal"], findings = rehearsed(machine, python.path, directory, chosen, card, args, findings)
     on_phone, phone_findings = phone(shape, args)
     chosen = plan if not memory else replace(plan, method=memory["plan"]["method"])
     return Seen(
@@ -282,7 +292,7 @@ _FIT = {"memory-fits": "memory-fit-yes", "memory-marginal": "memory-fit-marginal
 
 
 def read_memory(
-    shape: ModelShape, plan: Plan, choose: bool, card: Card, quantised: Quantised | None
+    shape: ModelShape, plan: Plan, choose: bool, card: Card, quantised: Quantised | None, recommend: bool
 ) -> tuple[dict[str, Any], list[Finding]]:
     """What the plan takes and whether that fits; without a card only what it takes.
 
@@ -295,7 +305,7 @@ def read_memory(
         plan, choose = replace(plan, method=only), False
     budget = card.budget or Budget(None)
     try:
-        observed, findings = memory(shape, plan, budget, choose)
+        observed, findings = memory(shape, plan, budget, choose, recommend)
     except Exception as error:  # a layer that the estimate does not know must not cost the rest of this section
         return {}, [crashed("memory", error)]
     if only is not None and (made := observed.get("estimate")):
@@ -319,6 +329,49 @@ def read_memory(
         ]
     findings = [replace(finding, code=_FIT.get(finding.code, finding.code)) for finding in findings]
     return observed, [_on_cpu(finding) for finding in findings] if card.gpu is False else findings
+
+
+def rehearsed(
+    machine: Machine,
+    python: str,
+    directory: ModelDirectory,
+    plan: Plan,
+    card: Card,
+    args: argparse.Namespace,
+    findings: list[Finding],
+) -> tuple[dict[str, Any], list[Finding]]:
+    """What the rehearsal says; its verdict takes the place of the closed form's when there is a card to judge for."""
+    from preflight.memory.budget import judge
+    from preflight.memory.rehearsal import TIMEOUT_S, Job, rehearse
+    from preflight.memory.report import describe
+
+    say(f"rehearsing the training step (up to {TIMEOUT_S:.0f} s)")
+    folder = str(directory.path.resolve()) if args.trust_remote_code else None
+    job = Job(directory.config.object, plan, folder, args.trust_remote_code)
+    made = rehearse(machine, python, [job])[0]
+    if made.estimate is None:
+        trouble = Finding(
+            "rehearsal-failed",
+            Level.UNKNOWN,
+            f"The training step could not be rehearsed: {quote(made.trouble)}",
+            f"It ended in the step {quote(made.step or 'start', 60)}; the closed form above is what is left.",
+            ("name an interpreter with torch, transformers and peft: `--python PATH`",),
+            "preflight/memory/rehearsal.py",
+        )
+        return {"trouble": quote(made.trouble), "estimate": None}, [*findings, trouble]
+    observed = {"trouble": None, "estimate": made.estimate.as_json(), "seconds": made.seconds}
+    if card.budget is None:
+        peak = made.estimate.allocated_bytes / 2**30
+        told = Finding(
+            "memory-rehearsed",
+            Level.OK,
+            f"{describe(plan)}: the rehearsed step peaks at {peak:.2f} GiB of tensors (at: {made.estimate.moment}).",
+            source="preflight/memory/rehearsal.py",
+        )
+        return observed, [*findings, told]
+    verdict = judge(made.estimate, card.budget, f"{describe(plan)}, rehearsed with the packages under test,")
+    verdict = replace(verdict, code=_FIT.get(verdict.code, verdict.code))
+    return observed, [verdict, *(f for f in findings if not f.code.startswith("memory-fit-"))]
 
 
 def _on_cpu(finding: Finding) -> Finding:
