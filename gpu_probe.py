@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from preflight import gpu_checks, gpu_drivers, gpu_health
+from preflight import gpu_builds, gpu_checks, gpu_drivers, gpu_health
 from preflight.console import UsageError, parser, run_main, run_stage
 from preflight.findings import Finding, Section, run_checks, say
 
@@ -57,12 +57,12 @@ CHECKS = (
     gpu_drivers.check_other_vendors_answer,
     gpu_health.check_kernel_log,
     check_torch,
-    gpu_checks.check_driver_version,
-    gpu_checks.check_number_formats,
-    gpu_checks.check_amd,
-    gpu_checks.check_ascend,
-    gpu_checks.check_intel_and_apple,
-    gpu_checks.check_jetson,
+    gpu_builds.check_driver_version,
+    gpu_builds.check_number_formats,
+    gpu_builds.check_amd,
+    gpu_builds.check_ascend,
+    gpu_builds.check_intel_and_apple,
+    gpu_builds.check_jetson,
     gpu_checks.check_unified_memory,
     gpu_checks.check_missing_cards,
     gpu_checks.check_visible_devices,
@@ -113,7 +113,7 @@ def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
         "host": gpu_health.host_json(seen.host),
         "kernel_log": gpu_health.kernel_log_json(seen.log),
         "torch": seen.torch.as_json() if seen.torch.asked else None,
-        "torch_build": gpu_checks.choice_json(seen),
+        "torch_build": gpu_builds.choice_json(seen),
         "interpreter": {"path": interpreter.path, "why": interpreter.why} if interpreter else None,
     }
     observed["gpu_usable"] = gpu_checks.is_usable(seen, findings)
