@@ -143,6 +143,7 @@ def _precision(flat: Mapping[str, Any], settings: dict[str, Any]) -> None:
         if flat.get(flag) is True or str(flat.get(flag)).lower() in ("true", "auto", "full"):
             settings["autocast"] = flag
             return
+    settings["autocast"] = "none"
 
 
 def _parallel(flat: Mapping[str, Any], settings: dict[str, Any], notes: list[str]) -> None:
@@ -303,7 +304,7 @@ def _axolotl(flat: Mapping[str, Any]) -> ForeignConfig:
                 "eager_attention": "eager",
             }[key]
     _precision(flat, settings)
-    settings["weight_dtype"] = "fp32" if settings.get("autocast") is None and not flat.get("bfloat16") else "bf16"
+    settings["weight_dtype"] = "fp32" if settings["autocast"] == "none" and not flat.get("bfloat16") else "bf16"
     if flat.get("fp16") in (True, "true") or flat.get("float16") is True:
         settings["weight_dtype"] = "fp16"
     if flat.get("liger_fused_linear_cross_entropy") is True or flat.get("cut_cross_entropy") is True:
@@ -332,9 +333,9 @@ def _llamafactory(flat: Mapping[str, Any], where: str) -> ForeignConfig:
     if flat.get("flash_attn") is not None:
         settings["attention"] = attention.get(str(flat["flash_attn"]).lower(), "auto")
     _precision(flat, settings)
-    settings["weight_dtype"] = settings.get("autocast", "fp32")
+    settings["weight_dtype"] = "fp32" if settings["autocast"] == "none" else settings["autocast"]
     if flat.get("pure_bf16") is True:
-        settings |= {"weight_dtype": "bf16", "adapter_dtype": "bf16", "autocast": None}
+        settings |= {"weight_dtype": "bf16", "adapter_dtype": "bf16", "autocast": "none"}
     if flat.get("enable_liger_kernel") is True:
         settings["loss"] = "fused_linear_ce"
     if str(flat.get("stage", "sft")) not in ("sft", "pt"):

@@ -101,20 +101,18 @@ def _write_files(
 ) -> None:
     path = Path(model).expanduser()
     name = str(path.resolve()) if path.exists() else model
-    fit, expected, parameters = _judged(record)
+    expected, parameters = _expected(path, plan)
+    judged = [f"Judged: {_judged(record)}"] if _judged(record) else []
+    if expected:
+        low, high = (size / 2**30 for size in expected)
+        judged.append(f"Expected of this plan: {low:.2f} to {high:.2f} GiB of tensors and cache (closed form).")
     groups = settings(plan, name, split.train, parameters, on_cpu)
     lines, where = pins(plan, record)
     tested = _constraints()
     texts = {
-        "training_config.yaml": configuration(groups, fit),
+        "training_config.yaml": configuration(groups, judged),
         "train.py": render("train.py.j2", expected_peak=repr(expected)),
-        "evaluate.py": render(
-            "evaluate.py.j2",
-            written_by=json.dumps(str(_home())),
-            model=json.dumps(name),
-            # A base that was quantised for training may not fit unquantised: both models are asked in 4 bits then.
-            evaluator_flags=json.dumps(["--load-in-4bit"] if plan.method == "qlora" else []),
-        ),
+        "evaluate.py": render("evaluate.py.j2", written_by=json.dumps(str(_home()))),
         "requirements.txt": render(
             "requirements.txt.j2",
             proof=f"Pins: {where}.",
@@ -132,7 +130,7 @@ def _write_files(
             count=split,
             eval_origin="your evaluation data" if own_eval else "held out, the same as valid.jsonl",
             notes=_notes(split, plan),
-            fit=fit,
+            judged_lines=judged,
         ),
     }
     for file, text in texts.items():
@@ -165,10 +163,24 @@ def _notes(split: Split, plan: Plan) -> list[str]:
     return notes
 
 
-def _judged(record: Mapping[str, Any] | None) -> tuple[str, list[int] | None, int | None]:
-    """(the memory verdict in words, [lower, upper] bytes of the expected peak, parameters) of a report's record."""
+def _judged(record: Mapping[str, Any] | None) -> str:
+    """The memory verdict in words of a report's record; "" when there is none."""
     section = ((record or {}).get("sections") or {}).get("model_analyzer") or {}
-    fit = next((f["what"] for f in section.get("findings", ()) if f["code"].startswith("memory-fit-")), "")
-    observed = section.get("observed") or {}
-    parameters = observed.get("parameters")
-    return fit, None, parameters if isinstance(parameters, int) else None
+    return next((str(f["what"]) for f in section.get("findings", ()) if f["code"].startswith("memory-fit-")), "")
+
+
+def _expected(model: Path, plan: Plan) -> tuple[list[int] | None, int | None]:
+    """([lower, upper] bytes of the peak, tensors and cache; parameters) by the closed form. None: could not tell."""
+    from preflight.memory.closed_form import NoEstimate, estimate
+    from preflight.model_shape import read_shape
+
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8-sig"))
+        shape = read_shape(config)
+    except (OSError, ValueError):
+        return None, None
+    try:
+        made = estimate(shape, plan)
+    except NoEstimate:
+        return None, shape.parameters
+    return [made.low_bytes, made.high_bytes], shape.parameters

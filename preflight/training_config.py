@@ -348,12 +348,12 @@ HEAD = (
 )
 
 
-def configuration(groups: Sequence[tuple[str, Sequence[Setting]]], judged: str = "") -> str:
-    """The text of training_config.yaml. `judged`: what the memory verdict on this plan said."""
+def configuration(groups: Sequence[tuple[str, Sequence[Setting]]], judged: Sequence[str] = ()) -> str:
+    """The text of training_config.yaml. `judged`: what is known of the plan's memory, in sentences."""
     versions = table("training_keys")["versions"]
     head = [line.format(**versions) for line in HEAD]
     if judged:
-        head += ["", *textwrap.wrap(f"Judged: {one_line(judged)}", 116)]
+        head += ["", *(line for sentence in judged for line in textwrap.wrap(one_line(sentence), 116))]
     return render("training_config.yaml.j2", head=head, groups=groups)
 
 
