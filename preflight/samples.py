@@ -20,7 +20,7 @@ from preflight.conversations import kind_of, read_conversation
 from preflight.findings import quote
 from preflight.records import BadRecord, Unreadable, read_records
 from preflight.schemas import read_schema
-from preflight.scoring import BadScorer, Scorer, read_scorer, scorer_for_reference
+from preflight.scoring import BadScorer, Scorer, is_blank, read_scorer, scorer_for_reference
 
 # What people call the right answer where it stands beside the question, best known first.
 REFERENCES = (
@@ -397,7 +397,7 @@ def _scorer(record: Mapping[str, Any], reference: str | None, rules: ReadingRule
             return _any_of(several, rules, loader)
         if reference is None:
             raise _Unusable("no-reference", "no keywords, schema, scorer or reference answer to judge by")
-        if not reference.strip():
+        if is_blank(reference):
             raise _Unusable("empty-reference", "the reference answer is empty; an empty keyword would match everything")
         return _with_threshold(scorer_for_reference(rules.scorer, reference, loader), rules)
     except BadScorer as error:

@@ -118,7 +118,7 @@ def scorer_for_reference(kind: str | None, reference: str, load_schema: Callable
 
     Raises BadScorer for an empty reference: an empty keyword would be found in everything.
     """
-    if not reference.strip():
+    if is_blank(reference):
         raise BadScorer("the reference answer is empty; an empty keyword would match everything")
     if kind is None:
         kind = "contains" if len(reference.strip()) <= SHORT_REFERENCE else "rouge_l"
@@ -129,6 +129,11 @@ def scorer_for_reference(kind: str | None, reference: str, load_schema: Callable
             except ValueError:
                 pass
     return read_scorer({"type": kind, "answer": reference.strip()}, load_schema)
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing in the text can be seen: white space, control characters, zero-width marks."""
+    return all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -146,7 +151,7 @@ def _texts(rule: dict[str, Any], *names: str) -> list[str]:
                 raise BadScorer(f"`{name}` must hold text, not {type(item).__name__}")
             if isinstance(item, float) and not math.isfinite(item):
                 raise BadScorer(f"`{name}` is not a finite number")
-            if not str(item).strip():
+            if is_blank(str(item)):
                 raise BadScorer(f"`{name}` holds an empty text, which would match everything")
             found.append(str(item))
     if not found:
