@@ -104,7 +104,9 @@ def parse_pip_config(text: str) -> PipSettings:
 def read_pip_settings(machine: Machine, python: str) -> PipSettings:
     """What pip of `python` is told; when it has no pip, what pip beside us is told (the files are the same)."""
     for interpreter in dict.fromkeys([python, sys.executable]):
-        answer = machine.run([interpreter, "-m", "pip", "config", "list"], timeout_s=30)
+        answer = machine.run(
+            [interpreter, "-m", "pip", "config", "list"], timeout_s=30, env={"PYTHONDONTWRITEBYTECODE": "1"}
+        )
         if answer.ok:
             return parse_pip_config(answer.text)
     # Without any pip only the variables are known.
@@ -172,6 +174,7 @@ class Environment:
 
     def _run(self, command: Sequence[str], timeout_s: float | None = None) -> processes.Ended:
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", **self.variables, **self._uv_variables()}
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the interpreter that is started may be the user's own
         return processes.run(command, timeout_s or self.timeout_s, env=environment, cwd=self.folder)
 
     def _uv_variables(self) -> dict[str, str]:
@@ -282,7 +285,7 @@ class Environment:
         if (Path(self.python).parent / ("pip.exe" if os.name == "nt" else "pip")).exists():
             return [self.python, "-m", "pip", "--disable-pip-version-check"]
         for interpreter in (self.base_python, sys.executable):
-            if processes.run([interpreter, "-c", "import pip"], 30).exit_code == 0:
+            if self._run([interpreter, "-c", "import pip"], 30).exit_code == 0:
                 return [interpreter, "-m", "pip", "--disable-pip-version-check", "--python", self.python]
         raise UsageError("no pip was found, and uv cannot judge hashes as pip does; install pip")
 

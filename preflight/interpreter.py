@@ -31,7 +31,8 @@ print(json.dumps({
 
 def read_python(machine: Machine, chosen: Interpreter) -> dict[str, Any]:
     """What the interpreter is: markers, libc, bits. Raises UsageError when it cannot run at all."""
-    answer = machine.run([chosen.path, "-c", _ABOUT], timeout_s=30)
+    # Starting an interpreter can write bytecode into its environment (virtualenv's start-up hook): it is the user's.
+    answer = machine.run([chosen.path, "-c", _ABOUT], timeout_s=30, env={"PYTHONDONTWRITEBYTECODE": "1"})
     found = answer.lines_of_json()
     if not found:
         if machine.replayed:

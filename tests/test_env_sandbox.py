@@ -339,3 +339,63 @@ def test_a_preinstalled_stack_is_tried_as_it_is_first(tmp_path: Path, monkeypatc
     section = env_sandbox.look_and_judge(Machine(), args)
     assert section.observed["place"] == "colab" and section.level is Level.OK
     assert section.observed["stages"][0]["state"] == "ok"
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_a_failure_that_no_table_knows_is_searched_newest_first_and_proven(tmp_path: Path) -> None:
+    """pyarrow 26 refuses NumPy 1 at import and declares nothing: which pin has to give way is found by trying."""
+    (tmp_path / "r.txt").write_text("numpy==1.26.4\npyarrow==26.0.1\n")
+    code, section, errors = run("--requirements", "r.txt", "--prove-fix", cwd=tmp_path)
+    seen = section["observed"]
+    assert code == 1 and codes(section)[-1] == "fix-proven", section["findings"]
+    assert seen["failing_stage"] == "import pyarrow" and "step-failed" in codes(section)
+    assert seen["failures"][0]["signature"] is None
+    lines = (tmp_path / "requirements.fixed.txt").read_text().splitlines()
+    # Unpinning pyarrow brings the same release again; unpinning numpy brings NumPy 2, which it wants.
+    assert lines[0].startswith("numpy==2.") and lines[1] == "pyarrow==26.0.1"
+    assert "trying pyarrow unpinned" in errors
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_pip_does_the_same_when_uv_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("numpy==2.4.6\npandas==1.5.3\n")
+    code, section, _ = run("--requirements", "r.txt", "--installer", "pip", cwd=tmp_path)
+    assert section["observed"]["installer"]["name"] == "pip"
+    assert code == 1 and "numpy-abi" in codes(section) and section["observed"]["failing_stage"] == "import pandas"
+    (tmp_path / "r.txt").write_text("transformers==4.57.6\ntokenizers==0.23.3\n")
+    code, section, _ = run("--requirements", "r.txt", "--installer", "pip", cwd=tmp_path)
+    assert codes(section)[-1] == "resolution-impossible"
+    wishes = {wish["by"]: wish["wants"] for wish in section["observed"]["conflict"]["wishes"]}
+    assert wishes["transformers 4.57.6"] == "tokenizers<=0.23.0 and >=0.22.0"
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_a_sandbox_that_is_kept_can_be_entered_as_it_says(tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("tqdm==4.66.4\n")
+    boxes = tmp_path / "boxes"
+    boxes.mkdir()
+    _, section, _ = run("--requirements", "r.txt", "--keep", "--sandbox-dir", "boxes", cwd=tmp_path)
+    (box,) = boxes.iterdir()
+    finding = next(one for one in section["findings"] if one["code"] == "sandbox-kept")
+    assert f"{box}/env/bin/activate" in finding["what"] or os.name == "nt"
+    python = box / ("env/Scripts/python.exe" if os.name == "nt" else "env/bin/python")
+    done = subprocess.run([str(python), "-c", "import tqdm; print(tqdm.__version__)"], capture_output=True, text=True)
+    assert done.stdout.strip() == "4.66.4"
+
+
+def test_the_report_of_every_kind_of_run_is_rendered_by_its_template(tmp_path: Path) -> None:
+    from preflight import report
+
+    environment = report._environment()
+    template = environment.get_template("env_sandbox.md.j2")
+    (tmp_path / "r.txt").write_text("./nowhere\n")
+    for flags in (["--disable-tcc"], ["--mode", "gguf", "--python", sys.executable], ["--requirements", "r.txt"]):
+        _, section, _ = run(*flags, cwd=tmp_path)
+        text = template.render(
+            section=section, observed=section["observed"], findings=section["findings"],
+            render_findings=report.render_findings,
+        )  # fmt: skip
+        assert text.startswith("## Software") and text.count("\n") < 60
