@@ -442,7 +442,7 @@ def has_modules(machine: Machine, python: str, names: Sequence[str]) -> bool:
     if python == sys.executable:
         return all(importlib.util.find_spec(name) is not None for name in names)
     code = "import importlib.util as u,sys; sys.exit(any(u.find_spec(n) is None for n in sys.argv[1:]))"
-    return machine.run([python, "-c", code, *names], timeout_s=20).ok
+    return machine.run([python, "-c", code, *names], timeout_s=20, env={"PYTHONDONTWRITEBYTECODE": "1"}).ok
 
 
 def _is_ours(path: str) -> bool:
