@@ -29,24 +29,21 @@ def conversation_of(value: Any) -> tuple[list[dict[str, Any]], list[Any] | None]
 
     Evaluation samples count as well when their right answer is one text or one JSON value.
     """
-    from preflight.conversations import check_turns, read_conversation
+    from preflight.conversations import read_conversation
 
     found = read_conversation(value)
+    if [problem.code for problem in found.problems] == ["no-assistant-turn"] and isinstance(value, dict):
+        answer = _right_answer(value)
+        if answer is not None:
+            turns = [*found.messages, {"role": "assistant", "content": answer}]
+            found = read_conversation({"messages": turns, **({"tools": found.tools} if found.tools else {})})
     if found.problems:
         return found.problems[0].code
     messages = [dict(message) for message in found.messages]
-    if messages and messages[-1]["role"] != "assistant" and isinstance(value, dict):
-        answer = _right_answer(value)
-        if answer is not None:
-            messages.append({"role": "assistant", "content": answer})
-            found.messages = messages
-    if not messages or not any(m["role"] == "assistant" for m in messages[1:]):
-        return "no-answer"
-    check_turns(found)
-    if found.problems:
-        return found.problems[0].code
-    while messages[-1]["role"] != "assistant":  # a question left open at the end
+    while messages and messages[-1]["role"] != "assistant":  # a question left open at the end
         messages.pop()
+    if not any(message["role"] == "assistant" for message in messages[1:]):
+        return "no-answer"
     return messages, found.tools
 
 
