@@ -501,8 +501,8 @@ def _json_schema(rule: Mapping[str, Any], text: str) -> Scored:
         return Scored(False, f"could not be judged: {quote(fit.unknown, 120)}", True, extracted=value, recovered=how)
     if fit.errors:
         first = fit.errors[0]
-        place = f"{first.pointer}: " if first.pointer else ""
-        return Scored(False, f"{place}{quote(first.message, 120)}", True, extracted=value, recovered=how)
+        said = f"{first.pointer or 'the value'}: expected {first.expected}, got {first.got}"
+        return Scored(False, quote(said, 160), True, extracted=value, recovered=how)
     expected: Mapping[str, Any] = rule.get("expected") or {}
     wrong = [name for name in expected if not same_json(_field(value, name), expected[name])]
     if wrong:
