@@ -107,7 +107,7 @@ def check_devices(seen: Seen) -> list[Finding]:
         each = f" with {sizes.pop()}{' each' if len(usable) > 1 else ''}" if len(sizes) == 1 else ""
         said = f"{count(len(usable), 'device')} can be trained on: {listed}{each}."
         if not any(trouble.kind in _FATAL for trouble in seen.accelerators.troubles):
-            return [Finding("ok", Level.OK, said)]
+            return [Finding("gpu-usable", Level.OK, said)]
         return []
     if seen.accelerators.gpus or any(trouble.kind != "absent" for trouble in seen.accelerators.troubles):
         return []  # devices or tools that do not work have findings of their own

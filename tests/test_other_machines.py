@@ -373,7 +373,7 @@ case(
 case(
     "amd-smi json",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "amd-smi static --json": json.dumps(
             [
@@ -415,7 +415,7 @@ case(
 case(
     "amd-smi gpu_data",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "amd-smi metric -m --json": json.dumps(
             {
@@ -436,7 +436,7 @@ case(
 case(
     "amd-smi table",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "amd-smi": """+------------------------------------------------------------------------------+
 | AMD-SMI 26.0.0+37d158ab      amdgpu version: 6.14.14  ROCm version: 7.0.0    |
@@ -478,7 +478,7 @@ case(
 case(
     "rocm-smi text",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "rocm-smi --showmeminfo vram": """
 ============================ ROCm System Management Interface ============================
@@ -577,7 +577,7 @@ case(
 case(
     "npu 310P",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "npu-smi info": """+--------------------------------------------------------------------------------------------------------+
 | npu-smi 23.0.2                                   Version: 23.0.2                                       |
@@ -663,12 +663,12 @@ case(
 case(
     "query units noheader",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader": "NVIDIA GeForce RTX 4070 Ti, 12282 MiB, 551.86\n"
     },
 )
-case("query no columns known", "ok", "ok", k={"nvidia-smi query": "NVIDIA GeForce RTX 4070 Ti, 12282 MiB, 551.86\n"})
+case("query no columns known", "ok", "gpu-usable", k={"nvidia-smi query": "NVIDIA GeForce RTX 4070 Ti, 12282 MiB, 551.86\n"})
 case(
     "driver590 pascal",
     "fail",
@@ -1034,7 +1034,7 @@ case(
 case(
     "rocm concise",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "rocm-smi": """
 ========================= ROCm System Management Interface =========================
@@ -1050,7 +1050,7 @@ GPU  Temp (DieEdge)  AvgPwr  SCLK    MCLK     Fan  Perf  PwrCap  VRAM%  GPU%
 case(
     "amd-smi static text",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "amd-smi static": """GPU: 0
     ASIC:
@@ -1103,7 +1103,7 @@ case(
 case(
     "xpu stats",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "xpu-smi discovery -d 0": """+-----------+--------------------------------------------------------------------------------------+
 | Device ID | Device Information                                                                   |
@@ -1156,7 +1156,7 @@ case("smi segfault", "unknown", "nvidia-smi-failed", k={"nvidia-smi": ("Segmenta
 case(
     "utf16",
     "ok",
-    "ok",
+    "gpu-usable",
     k={
         "nvidia-smi": (
             "\ufeff"

@@ -62,7 +62,7 @@ def test_a02_gb10_unified_memory(capsys):
 
 def test_a03_driver_610_kmd_umd_header(capsys):
     section = probe("A03-driver-610-kmd-umd-header", capsys)
-    assert section["level"] == "ok" and finding(section, "ok")["level"] == "ok"
+    assert section["level"] == "ok" and finding(section, "gpu-usable")["level"] == "ok"
     observed = section["observed"]
     assert (observed["driver"], observed["cuda_max"], observed["gpu_count"]) == ("610.43.02", "13.3", 2)
     for index, gpu in enumerate(observed["gpus"]):
