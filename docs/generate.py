@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Fills what can be generated in the pages of docs/: the accuracy table and the list of modules."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+GROUPS = {
+    "Scripts": "*.py",
+    "preflight/": "preflight/*.py",
+    "preflight/memory/": "preflight/memory/*.py",
+    "preflight/families/": "preflight/families/*.py",
+    "preflight/children/ (each runs alone in another interpreter)": "preflight/children/*.py",
+    "benchmarks/": "benchmarks/*.py",
+}
+
+
+def modules() -> str:
+    """Every module with its first sentence, grouped by folder."""
+    lines: list[str] = []
+    for title, pattern in GROUPS.items():
+        rows = [(path, sentence) for path in sorted(ROOT.glob(pattern)) if (sentence := first_sentence(path))]
+        lines += [f"### {title}", "", "| file | what |", "|---|---|"]
+        lines += [f"| `{path.relative_to(ROOT).as_posix()}` | {sentence} |" for path, sentence in rows]
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
+def first_sentence(path: Path) -> str:
+    """The first sentence of a module's docstring; "" without one."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    found = re.match(r".+?[.?!](?=\s|$)", paragraph)
+    return (found.group(0) if found else paragraph).replace("|", "\\|")
+
+
+def accuracy() -> str:
+    """The closed form against every usable row, computed now; then the intervals that answers carry."""
+    from benchmarks.accuracy import closed, summary
+    from benchmarks.measured_rows import read_rows
+
+    rows = read_rows(ROOT / "benchmarks" / "measured.jsonl")
+    made = summary(closed(rows, ROOT / "tests" / "configs"))
+    left_out = sum(len(ids) for ids in made["left_out"].values())
+    lines = [
+        "| closed form against | peak | rows | median error | 95 % of errors below | bias |",
+        "|---|---|---|---|---|---|",
+    ]
+    for part in ("hugging face, A, certain length", "all frameworks, A and B"):
+        for metric in ("allocated", "reserved"):
+            lines.append(error_row(part, metric, made["parts"].get(part, {}).get(metric, {"n": 0})))
+    lines += [
+        "",
+        f"{len(rows)} rows are known; {left_out} of them cannot be compared (an input that decides is not stated, or",
+        'the method has no formula here). "A" rows state everything that decides; "certain length" means that the',
+        "longest batch really had the stated length.",
+        f"Of {made['oom']} runs that ended out of memory {made['oom_called_yes']} were answered with yes;",
+        f"of {made['fits']} that fitted {made['fits_called_no']} with no.",
+        "",
+        *intervals(json.loads((ROOT / "facts" / "memory_errors.json").read_text(encoding="utf-8"))),
+    ]
+    return "\n".join(lines)
+
+
+def error_row(part: str, metric: str, figures: Mapping[str, Any]) -> str:
+    """One row of the first table."""
+    if not figures["n"]:
+        return f"| {part} | {metric} | 0 | could not tell | could not tell | could not tell |"
+    return (
+        f"| {part} | {metric} | {figures['n']} | {figures['median_abs_pct']:.1f} % | {figures['p95_abs_pct']:.1f} % | "
+        f"{figures['bias_pct']:+.1f} % |"
+    )
+
+
+def intervals(facts: Mapping[str, Any]) -> list[str]:
+    """The second table: measured over estimated, which makes the interval of an answer."""
+    lines = [
+        f"Measured over estimated, 2.5 and 97.5 % quantiles (as of {facts['as_of']}): what makes an answer's interval.",
+        "",
+        "| evidence | of | tensors (allocated) | rows | with cache (reserved) | rows |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind, parts in facts["evidence"].items():
+        for part, figures in parts.items():
+            cells = []
+            for metric in ("allocated", "reserved"):
+                bounds, count = figures.get(metric), figures.get(f"{metric}_rows")
+                cells += [f"{bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "not measured"]
+                cells.append(str(count) if count else "set by hand" if bounds else "0")
+            lines.append(f"| {kind} | {part} | {' | '.join(cells)} |")
+    return lines
+
+
+def filled(page: str, region: str, text: str) -> str:
+    """The page with the text between the region's markers."""
+    begin, end = f"<!-- begin:{region} -->", f"<!-- end:{region} -->"
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
+
+
+def pages() -> dict[Path, str]:
+    """Each generated page as it should be."""
+    wanted = {"memory-prediction.md": ("accuracy", accuracy), "where-is-what.md": ("modules", modules)}
+    return {
+        (path := ROOT / "docs" / name): filled(path.read_text(encoding="utf-8"), region, make())
+        for name, (region, make) in wanted.items()
+    }
+
+
+def main() -> int:
+    """Write the pages; 1 when `--check` finds one that is old."""
+    old = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        for path in old:
+            print(f"{path.relative_to(ROOT).as_posix()} is old: run `python docs/generate.py`")
+        return 1 if old else 0
+    for path in old:
+        path.write_text(pages()[path], encoding="utf-8", newline="\n")
+        print(f"Written: {path.relative_to(ROOT).as_posix()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
