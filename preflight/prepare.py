@@ -262,8 +262,17 @@ def _digest(data: bytes) -> bytes:
 _MARKS = dict.fromkeys(map(ord, ".,;:\u3002\uff0c\uff1b\uff1a\u3001"), " ")
 
 
+# The same for ASCII alone, as bytes: a quarter of the time.
+_ASCII_WORDS = bytes(
+    ord(" ") if chr(code) in ".,;:" or chr(code).isspace() else ord(chr(code).lower()) if code < 128 else code
+    for code in range(256)
+)
+
+
 def near_text(text: str) -> bytes:
     """The words of a text without case, spacing, full stops and commas, as UTF-8."""
+    if text.isascii():
+        return b" ".join(text.encode("ascii").translate(_ASCII_WORDS).split())
     return " ".join(text.translate(_MARKS).lower().split()).encode("utf-8", "replace")
 
 

@@ -22,6 +22,7 @@ import data_preprocessor
 from preflight.console import UsageError
 from preflight.packing import packing, percentile
 from preflight.personal_data import personal_data
+from preflight.prepare import near_text
 from preflight.strict_instruction import strict_instruction
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +99,12 @@ def test_nothing_is_left_to_find_in_what_was_cleaned(tmp_path: Path, capsys: pyt
     _, second = run(capsys, str(one), "--out", str(two))
     assert first["observed"]["duplicates"]["near"] > 20 and second["observed"]["duplicates"]["near"] == 0
     assert one.read_bytes() == two.read_bytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(alphabet=st.characters(max_codepoint=127), max_size=40))
+def test_words_of_ascii_are_those_of_any_text(text: str) -> None:
+    assert near_text(text) + " \u00e9".encode() == near_text(text + " \u00e9").strip() or not near_text(text)
 
 
 def test_numbers_and_short_answers_tell_records_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
