@@ -53,6 +53,22 @@ def available_bytes():
     return None
 
 
+def allowed_threads():
+    """CPUs that this process may use, a container's quota included; None when it could not be told."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return None
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as stream:
+            quota, period = stream.read().split()
+        if quota != "max":
+            count = min(count, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return count
+
+
 def weights_bytes(folder):
     try:
         names = [n for n in os.listdir(folder) if n.endswith((".safetensors", ".bin"))]
@@ -233,6 +249,10 @@ def main():
 
 def load(torch, transformers, auto_model, auto_tokenizer, job):
     began = time.time()
+    threads = allowed_threads()
+    if threads and threads < torch.get_num_threads() and not os.environ.get("OMP_NUM_THREADS"):
+        # More threads than the container may run wait for each other, spinning.
+        torch.set_num_threads(threads)
     device = pick_device(torch, job.get("device", "auto"))
     dtype = pick_dtype(torch, job.get("dtype", "auto"), device, job["model"])
     trust = {"trust_remote_code": bool(job.get("trust_remote_code"))}
