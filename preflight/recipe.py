@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,21 @@ def pins(plan: Plan, record: Mapping[str, Any] | None = None) -> tuple[list[str]
     lines = []
     for name in needed:
         version = proven.get(name) or tested.get(name) or table("training_keys")["versions"].get(name)
+        if name == "torch" and not proven:
+            version = _older(version, (_observed(record, "gpu_probe").get("torch_build") or {}).get("release"))
         # A local version (2.13.0+cpu) names one build; which build fits is the machine's matter.
         lines.append(f"{name}=={version.split('+')[0]}" if version else name)
     where = (
         "the versions that the sandbox loaded and tried on this machine" if proven else "the versions that are tested"
     )
     return lines, where
+
+
+def _older(tested: str | None, fitting: Any) -> str | None:
+    """The tested release, or the one that fits the machine when that is older (an old GPU or driver)."""
+    if not isinstance(fitting, str) or tested is None:
+        return tested
+    return min(tested, fitting, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
 
 
 def _constraints() -> dict[str, str]:
@@ -49,9 +59,10 @@ def _constraints() -> dict[str, str]:
 def _proven(record: Mapping[str, Any] | None) -> dict[str, str]:
     """Versions in the software section of a report, when that section has no fail and its stack loaded."""
     section = ((record or {}).get("sections") or {}).get("env_sandbox") or {}
-    if section.get("level") not in ("ok", "warn"):
+    observed = _observed(record, "env_sandbox")
+    if section.get("level") not in ("ok", "warn") or observed.get("failing_stage"):
         return {}
-    versions = section.get("observed", {}).get("versions")
+    versions = observed.get("installed")
     if not isinstance(versions, Mapping):
         return {}
     return {str(name): str(version) for name, version in versions.items() if version}
@@ -68,22 +79,28 @@ def write_recipe(
     record: Mapping[str, Any] | None = None,
     *,
     eval_data: str | os.PathLike[str] | None = None,
-    on_cpu: bool = False,
+    on_cpu: bool | None = None,
 ) -> list[Path]:
     """Writes a project that trains `model` by `plan` and evaluates it; returns its files.
 
     `record` is the report's JSON (verdict, sections), for the reasons and the pins. `train_data`: conversations of any
-    shape; without `eval_data` a part of them is held out for the evaluation. Raises UsageError when the folder is not
-    empty or cannot be written, when there is nothing to train on, or when the plan is not covered.
+    shape; without `eval_data` a part of them is held out for the evaluation. `on_cpu` None: the CPU when the record
+    says that no accelerator is here and none was named. Raises UsageError when the folder is not empty or cannot be
+    written, when there is nothing to train on, or when the plan is not covered.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"--recipe {folder}: exists and is not empty; name a new folder")
+    on_cpu = _without_gpu(record) if on_cpu is None else on_cpu
     plan = recipe_plan(plan, on_cpu)
-    temporary = target.with_name(target.name + ".part")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / "data").mkdir(parents=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise UsageError(f"--recipe {folder}: cannot be written ({error.strerror or error})") from error
+    try:
+        temporary.chmod(0o755)
+        (temporary / "data").mkdir()
         split = write_data(temporary / "data", Path(train_data), Path(eval_data) if eval_data is not None else None)
         _write_files(temporary, model, plan, record, split, eval_data is not None, on_cpu)
         if target.exists():
@@ -129,12 +146,35 @@ def _write_files(
             python_words=" of Python 3.11 or newer",
             count=split,
             eval_origin="your evaluation data" if own_eval else "held out, the same as valid.jsonl",
-            notes=_notes(split, plan),
+            notes=[*_notes(split, plan), _torch_note(record, lines[0])],
             judged_lines=judged,
         ),
     }
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _observed(record: Mapping[str, Any] | None, stage: str) -> Mapping[str, Any]:
+    section = ((record or {}).get("sections") or {}).get(stage) or {}
+    observed = section.get("observed")
+    return observed if isinstance(observed, Mapping) else {}
+
+
+def _without_gpu(record: Mapping[str, Any] | None) -> bool:
+    card = (_observed(record, "model_analyzer").get("card") or {}).get("name")
+    return _observed(record, "gpu_probe").get("gpu_present") is False and card in (None, "CPU")
+
+
+def _torch_note(record: Mapping[str, Any] | None, pin: str) -> str:
+    """Which build of torch to install first: the one that the hardware stage chose, in the pinned release."""
+    command = (_observed(record, "gpu_probe").get("torch_build") or {}).get("command")
+    if isinstance(command, str) and "torch==" in command:
+        pinned = re.sub(r"torch==\S+", pin, command)
+        return f"Install torch first, in the build for this machine: `{pinned}`"
+    return (
+        "Install torch first where the build matters (a GPU with an older driver, or none at all): "
+        "`bash install_pytorch.sh` of finetune-preflight names the command."
+    )
 
 
 def _home() -> Path:
@@ -156,10 +196,6 @@ def _notes(split: Split, plan: Plan) -> list[str]:
         )
     if plan.gpus > 1:
         notes.append(f"On {plan.gpus} GPUs: `torchrun --nproc_per_node {plan.gpus} train.py`.")
-    notes.append(
-        "A GPU wants the torch build that fits its driver: `bash install_pytorch.sh` of finetune-preflight names the "
-        "command; run it before the first one above."
-    )
     return notes
 
 

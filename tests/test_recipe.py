@@ -166,12 +166,38 @@ def test_the_pins_are_those_that_the_sandbox_proved():
         "bitsandbytes==0.50.2" in lines and "torch==2.13.0" in lines and any(line.startswith("trl==") for line in lines)
     )
     assert "tested" in where
-    section = {"level": "ok", "observed": {"versions": {"torch": "2.14.1+cu126", "transformers": "5.20.0"}}}
+    section = {"level": "ok", "observed": {"installed": {"torch": "2.14.1+cu126", "transformers": "5.20.0"}}}
     lines, where = pins(Plan(method="lora"), {"sections": {"env_sandbox": section}})
     assert lines[:2] == ["torch==2.14.1", "transformers==5.20.0"] and "sandbox" in where
     assert not any(line.startswith("bitsandbytes") for line in lines)
     broken = {"sections": {"env_sandbox": {**section, "level": "fail"}}}
     assert "torch==2.13.0" in pins(Plan(method="lora"), broken)[0]
+    old_card = {"gpu_probe": {"level": "ok", "observed": {"torch_build": {"release": "2.7.1"}}}}
+    assert pins(Plan(method="lora"), {"sections": old_card})[0][0] == "torch==2.7.1"
+
+
+def test_a_machine_without_gpu_gets_a_recipe_for_its_cpu(tmp_path):
+    build = {"command": "python -m pip install torch==2.15.0 --index-url https://download.pytorch.org/whl/cpu"}
+    record = {
+        "sections": {
+            "gpu_probe": {"level": "warn", "observed": {"gpu_present": False, "torch_build": build}},
+            "model_analyzer": {
+                "observed": {"card": {"name": "CPU"}},
+                "findings": [{"code": "memory-fit-yes", "what": "LoRA r=8 fits: 1.59 GiB of tensors."}],
+            },
+        }
+    }
+    data = ROOT / "examples" / "judge-train.jsonl"
+    write_recipe(tmp_path / "r", str(TOKENIZER), data, Plan(method="qlora"), record)
+    text = (tmp_path / "r/training_config.yaml").read_text(encoding="utf-8")
+    assert "\nuse_cpu: true\n" in text and "\ndtype: float32\n" in text and "load_in_4bit" not in text
+    assert "# Judged: LoRA r=8 fits: 1.59 GiB of tensors.\n" in text
+    readme = (tmp_path / "r/README.md").read_text(encoding="utf-8")
+    assert "`python -m pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu`" in readme
+    record["sections"]["model_analyzer"]["observed"]["card"]["name"] = "RTX 4080"  # judged for another machine
+    write_recipe(tmp_path / "s", str(TOKENIZER), data, Plan(method="qlora"), record)
+    text = (tmp_path / "s/training_config.yaml").read_text(encoding="utf-8")
+    assert "\nload_in_4bit: true\n" in text and "use_cpu" not in text
 
 
 # --- what is trained on ---------------------------------------------------------------------------------------------
