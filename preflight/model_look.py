@@ -131,6 +131,8 @@ def look(
             shape = read_shape(directory.config.object)
         except ConfigTrouble as error:
             trouble = str(error)
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:  # values of odd types
+            trouble = f"its values do not fit together ({type(error).__name__}: {error})"
     support = read_support(directory, shape, versions)
     tree = None
     if wanted(args, directory, shape, support, versions):

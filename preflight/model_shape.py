@@ -313,6 +313,13 @@ class Config:
             raise ConfigTrouble(f"{key} is {str(value)[:60]!r}; an integer of at least {least} is needed")
         return value
 
+    def fraction(self, name: str, default: float) -> float:
+        """A positive ratio. Raises ConfigTrouble when it is none."""
+        value = self.value(name, default=default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-6 < value < 1e6:
+            raise ConfigTrouble(f"{name} is {str(value)[:60]!r}; a positive number is needed")
+        return float(value)
+
     def flag(self, *names: str, default: bool = False) -> bool:
         """The same as a truth value."""
         return bool(self.value(*names, default=default))

@@ -242,6 +242,12 @@ def test_both_spellings_of_the_dtype():
     assert read_dtype({"dtype": {"a": 1}}) is None
 
 
+def test_a_ratio_that_is_none_is_named():
+    for value in ([4], "4", -1, 0, float("nan"), float("inf"), 1e300):
+        with pytest.raises(ConfigTrouble, match="mlp_ratio"):
+            read_shape({**config("Qwen__Qwen-VL"), "visual": {"mlp_ratio": value}})
+
+
 @pytest.mark.parametrize("step", range(0, 133, 9))
 def test_a_config_with_any_value_spoilt_gives_a_shape_or_a_reason(step):
     """Every value of a real configuration replaced by something odd: never another exception than ConfigTrouble."""

@@ -259,8 +259,7 @@ def lfm2(c: Config) -> ModelShape:
     d = decoder(c, style)
     if c.model_type == "lfm2" and c.flag("block_auto_adjust_ff_dim", default=True):
         d.inner = int(2 * d.inner / 3)
-        multiplier = c.value("block_ffn_dim_multiplier", default=1.0)
-        d.inner = int(float(multiplier) * d.inner)
+        d.inner = int(c.fraction("block_ffn_dim_multiplier", 1.0) * d.inner)
         multiple = c.number("block_multiple_of", default=256) or 256
         d.inner = multiple * (-(-d.inner // multiple))
     listed = layer_types(c, d.layers)

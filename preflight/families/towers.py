@@ -87,7 +87,7 @@ def qwen_vision(v: Config, base: str, generation: int, text_width: int) -> Tower
             linear(f"{at}.mlp.down_proj", inner, hidden, True),
         ]
     else:
-        ratio = v.value("mlp_ratio", default=4)
+        ratio = v.fraction("mlp_ratio", 4)
         inner = int(hidden * ratio) if generation == 20 else v.number("intermediate_size", least=1) or 4304
         names = ("fc1", "fc2") if generation == 20 else ("linear_fc1", "linear_fc2")
         mlp = [
@@ -363,8 +363,7 @@ def internvl(c: Config) -> ModelShape:
     text = _text(c, key, "qwen2", "language_model" if remote else "model.language_model")
     v = c.sub("vision_config", "internvl_vision")
     tower = internvl_vision(v, "vision_model" if remote else "model.vision_tower", remote)
-    ratio = c.value("downsample_ratio", default=0.5)
-    times = int(1 / float(ratio)) ** 2 if isinstance(ratio, (int, float)) and ratio > 0 else 4
+    times = int(1 / c.fraction("downsample_ratio", 0.5)) ** 2
     width, first = text.hidden_size or 0, tower.width * times
     names = ("mlp1.0", "mlp1.1", "mlp1.3") if remote else (
         "model.multi_modal_projector.layer_norm",
@@ -398,8 +397,7 @@ def qwen1_visual(c: Config, text: ModelShape) -> ModelShape:
     hidden, layers = v.number("width", default=1664, least=1) or 1664, v.number("layers", default=48, least=1) or 48
     patch = v.number("patch_size", default=14, least=1) or 14
     queries, out = v.number("n_queries", default=256) or 256, v.number("output_dim", default=4096, least=1) or 4096
-    ratio = v.value("mlp_ratio", default=4.9231)
-    inner = int(hidden * float(ratio))
+    inner = int(hidden * v.fraction("mlp_ratio", 4.9231))
     at = "transformer.visual.transformer.resblocks.*"
     modules = (
         norm(f"{at}.ln_1", hidden, True),
