@@ -67,7 +67,7 @@ def judge(estimate: MemoryEstimate, budget: Budget, what: str = "This plan", fix
     source = "benchmarks/accuracy.py; facts/memory_errors.json"
     if answer is None or budget.free_bytes is None:
         return Finding(
-            "memory-budget-unknown",
+            "memory-fit-unknown",
             Level.UNKNOWN,
             f"{what} takes {peak}; whether that fits could not be told, because no free GPU memory was seen.",
             why=f"{bounds} Without the memory of a card there is nothing to compare it with.",
@@ -80,14 +80,16 @@ def judge(estimate: MemoryEstimate, budget: Budget, what: str = "This plan", fix
     free = f"{_gib(budget.free_bytes)} {'would be visible' if budget.assumed else 'is free'}"
     note = _surroundings(budget)
     if answer == "yes":
-        return Finding("memory-fits", Level.OK, f"{what} fits: {peak}; {free}.", why=f"{bounds}{note}", source=source)
+        return Finding(
+            "memory-fit-yes", Level.OK, f"{what} fits: {peak}; {free}.", why=f"{bounds}{note}", source=source
+        )
     fix = fixes[:3] or (
         "shorten the sequences or lower the micro batch, then ask again",
         "use `--method qlora` with gradient checkpointing",
     )
     if answer == "marginal":
         return Finding(
-            "memory-marginal",
+            "memory-fit-marginal",
             Level.WARN,
             f"{what} may or may not fit: {peak}; {free}.",
             why=f"{bounds} The free memory lies inside it: the tensors may fit and the allocator's cache not.{note}",
@@ -95,7 +97,7 @@ def judge(estimate: MemoryEstimate, budget: Budget, what: str = "This plan", fix
             source=source,
         )
     return Finding(
-        "memory-too-small",
+        "memory-fit-no",
         Level.FAIL,
         f"{what} does not fit: {peak}; {free}.",
         why=f"{bounds} Even its lower end is above what is free; the run would end with CUDA out of memory.{note}",

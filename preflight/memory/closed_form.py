@@ -184,7 +184,8 @@ class _Counted:
 
     def static(self) -> list[Held]:
         """Weights, quantisation scales, adapters."""
-        plain = packed = scales = tables = 0
+        plain: dict[int, int] = {}
+        packed = scales = tables = weights = modules = 0
         width, method = self.build.plain, self.plan.method
         for module, times, _stack in self.shape.occurrences():
             count = module.weights * module.per_layer * times
@@ -192,9 +193,10 @@ class _Counted:
             copies = module.per_layer * times
             if not self.build.quantised(module):
                 wide = self.build.norm_width if module.kind == "norm" else width
-                plain += (count + biases) * wide
+                plain[wide] = plain.get(wide, 0) + count + biases
                 continue
-            plain += biases * width
+            plain[width] = plain.get(width, 0) + biases
+            weights, modules = weights + count, modules + copies
             if method == "qlora":
                 packed += copies * _block(-(-module.weights // 2))
                 blocks = -(-module.weights // 64)
@@ -210,19 +212,32 @@ class _Counted:
             else:  # GPTQ, AWQ: 8 values in an int32; groups of 128 with a float16 scale and a 4-bit zero
                 packed += copies * _block(-(-module.weights // 2))
                 groups = -(-module.in_features // 128)
-                scales += copies * (
-                    _block(groups * module.out_features * 2) + _block(groups * module.out_features // 2)
-                )
+                per_group = module.out_features
+                scales += copies * (_block(groups * per_group * 2) + _block(groups * per_group // 2))
                 scales += copies * _block(module.in_features * 4)
-        rows = [Held(f"weights of {width} bytes", plain, f"{plain // width} x {width} B", "static")]
+        rows = [
+            Held(f"weights of {wide} bytes", count * wide, f"{count} x {wide} B", "static")
+            for wide, count in plain.items()
+            if count
+        ]
         if packed:
-            rows.append(Held("quantised weights", packed, "", "static"))
-            rows.append(Held("scales", scales, "", "quantisation"))
-            rows.append(Held("code tables", tables, "", "quantisation"))
+            each = 1 if method == "lora_int8" else 0.5
+            rows.append(Held("quantised weights", packed, f"{weights} x {each} B", "static"))
+            rows.append(Held("scales", scales, self._scale_text(weights, method), "quantisation"))
+            rows.append(
+                Held("code tables", tables, f"{modules} modules x {tables // max(1, modules)} B", "quantisation")
+            )
         if self.plan.adapters:
             adapter = sum(_block(elements * wide) for elements, wide in self.trained_tensors())
             rows.append(Held("adapters", adapter, f"{self.trained} x {self.build.adapter} B", "static"))
         return rows
+
+    def _scale_text(self, weights: int, method: str) -> str:
+        if method == "qlora" and self.plan.double_quant:
+            return f"{weights} / 64 x 1 B + {weights} / 64 / 256 x 4 B"
+        if method == "qlora":
+            return f"{weights} / 64 x 4 B"
+        return "4 B per output" if method == "lora_int8" else f"{weights} / 128 x 2.5 B + 4 B per input"
 
     def trained_tensors(self) -> Iterator[tuple[int, int]]:
         """(elements, bytes per element) of each trained tensor."""
@@ -252,6 +267,16 @@ class _Counted:
         return sum(
             state_bytes(self.plan.optimizer_name(), elements, width) for elements, width in self.trained_tensors()
         )
+
+    def states_text(self) -> str:
+        """The product behind the optimizer's states."""
+        name = self.plan.optimizer_name()
+        if "paged" in name:
+            return "only tensors below 100000 elements: the others are paged, outside torch's figures"
+        if "8bit" in name:
+            return f"{self.trained} x {1 if 'lion' in name else 2} x (1 + 4 / 256) B; 4 B each below 4096 elements"
+        width = self.build.adapter if self.plan.adapters else self.build.plain
+        return f"{self.trained} x 2 x {width} B" if name.startswith("adamw_torch") else name
 
     def workspaces(self) -> list[Held]:
         each = 32 << 20 if self.build.capability >= 9.0 else 8519680
@@ -332,10 +357,12 @@ class _Counted:
     def moments(self) -> Iterator[tuple[str, list[Held]]]:
         """Each moment that can be the highest, with what is there then."""
         plan, hidden = self.plan, self.hidden
-        base = [*self.static(), *self.workspaces(), Held("token ids and labels", 2 * plan.tokens * 8, "", "activation")]
-        states = [Held("optimizer states", self.states(), "", "optimizer")]
+        ids = Held("token ids and labels", 2 * plan.tokens * 8, f"2 x {plan.tokens} x 8 B", "activation")
+        base = [*self.static(), *self.workspaces(), ids]
+        states = [Held("optimizer states", self.states(), self.states_text(), "optimizer")]
         gradients = self.gradients()
-        grads = Held("gradients", gradients, f"{self.trained} trained", "gradients")
+        width = self.build.adapter if plan.adapters else self.build.plain
+        grads = Held("gradients", gradients, f"{self.trained} x {width} B", "gradients")
         waiting = [grads] if plan.gradient_accumulation > 1 else []
         profile, held = self.loss
         held_rows = [Held("logits that the loop still holds", held, "", "logits")] if held else []
@@ -365,7 +392,7 @@ class _Counted:
             yield f"backward of the last layer{label}", [*before, *held_rows, *others, *head_grads, *work]
             one = Held("hidden states kept at checkpoints", hidden, self.hidden_text(1), "activation")
             yield f"backward of the first layer{label}", [*base, *states, *held_rows, grads, one, *without]
-        step = [Held("foreach temporary", self.step_temporary(), "", "optimizer")]
+        step = [Held("foreach temporary", self.step_temporary(), "as large as the gradients", "optimizer")]
         yield "optimizer step", [*base, *states, grads, *held_rows, *step]
         yield "loading", self.loading()
 
@@ -381,7 +408,8 @@ class _Counted:
         plan, hidden = self.plan, self.hidden
         total = sum(group.count for group, _ in self.profiles)
         rotary = 2 * plan.sequence_tokens * (self.shape.head_dim or 0) * self.build.stream
-        rows = [Held("cos and sin of positions", rotary, "", "activation")]
+        text = f"2 x {plan.sequence_tokens} x {self.shape.head_dim or 0} x {self.build.stream} B"
+        rows = [Held("cos and sin of positions", rotary, text, "activation")]
         if plan.gradient_checkpointing:
             rows.append(
                 Held("hidden states kept at checkpoints", total * hidden, self.hidden_text(total), "activation")

@@ -24,6 +24,7 @@ class Job:
     """One rehearsal. `config` is config.json; `model_dir` only matters for remote code, which must be trusted.
 
     `on_cpu`: as the CPU runs it, without what CUDA does otherwise (to compare with a measurement on the CPU).
+    `real`: with real tensors.
     `measured_turn` and `empty_before`: the loop resets torch's peaks before that micro step (and empties the cache).
     """
 
@@ -35,6 +36,7 @@ class Job:
     empty_before: bool = False
     layers: int | None = None
     on_cpu: bool = False
+    real: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """What the child reads."""
@@ -45,6 +47,7 @@ class Job:
             "trust_remote_code": self.trust_remote_code,
             "layers": self.layers,
             "cpu": self.on_cpu,
+            "real": self.real,
         }
 
 
@@ -75,16 +78,15 @@ def rehearse(machine: Machine, python: str, jobs: Sequence[Job], timeout_s: floa
     ]
 
 
-def measure_on_cpu(machine: Machine, python: str, job: Job, timeout_s: float = TIMEOUT_S) -> Rehearsal:
-    """The same step with real tensors on the CPU, every storage recorded: for small models."""
-    with tempfile.TemporaryDirectory(prefix="preflight-measure-") as folder:
-        path = Path(folder, "job.json")
-        path.write_text(json.dumps({**job.as_json(), "device": "cpu"}), encoding="utf-8")
-        answer = machine.ask("measure", python, [str(path)], timeout_s, env={"OMP_NUM_THREADS": "2"})
-    made = _result(job, answer.lines_of_json(), answer, None)
-    if made.estimate is None:
-        return made
-    return replace(made, estimate=replace(made.estimate, evidence="measured on the CPU"))
+def measure_on_cpu(machine: Machine, python: str, jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[Rehearsal]:
+    """The same steps with real tensors on the CPU, every storage recorded: for small models."""
+    real = [replace(job, on_cpu=True, real=True, layers=10**6) for job in jobs]
+    return [
+        made
+        if made.estimate is None
+        else replace(made, estimate=replace(made.estimate, evidence="measured on the CPU"))
+        for made in rehearse(machine, python, real, timeout_s)
+    ]
 
 
 def _result(job: Job, lines: list[dict[str, Any]], answer: Answer, imported: dict[str, Any] | None) -> Rehearsal:

@@ -215,7 +215,7 @@ class Tape:
                 if storage not in outside:
                     uses[storage] = uses.get(storage, 0) + 1
         live = {storage: storage.bytes for storage in kept}
-        first = _Gradient(result.size, f"gradient of {result.storage.name}", result.storage.kind)
+        first = _Gradient(result)
         gradients: dict[Value, _Gradient] = {result: first}
         buffers: dict[_Gradient, int] = {first: 1}
         total = sum(live.values()) + first.bytes
@@ -248,7 +248,7 @@ class Tape:
                         gradient = incoming
                         buffers[gradient] += 1
                     else:
-                        gradient = _Gradient(value.size, f"gradient of {value.storage.name}", value.storage.kind)
+                        gradient = _Gradient(value)
                         buffers[gradient] = 1
                         total += gradient.bytes
                     made.append((value, gradient))
@@ -267,7 +267,7 @@ class Tape:
                     elif buffers[pending] == 1:
                         drop(gradient)
                     else:
-                        summed = _Gradient(gradient.bytes, gradient.name, gradient.kind)
+                        summed = _Gradient(value)
                         buffers[summed] = 1
                         total += summed.bytes
                         look()
@@ -284,17 +284,18 @@ class Tape:
 
 
 class _Gradient:
-    __slots__ = ("bytes", "kind", "name")
+    __slots__ = ("bytes", "kind", "name", "text")
 
-    def __init__(self, size: int, name: str, kind: str) -> None:
-        self.bytes, self.name, self.kind = size, name, kind
+    def __init__(self, value: Value) -> None:
+        self.bytes, self.name, self.kind = value.size, f"gradient of {value.storage.name}", value.storage.kind
+        self.text = f"{value.rows} x {value.columns} x {value.width} B"
 
 
 def _rows(
     live: dict[Storage, int], extra: int, why: str, buffers: dict[_Gradient, int] | None = None
 ) -> tuple[Held, ...]:
     rows = [Held(storage.name, size, storage.text, storage.kind) for storage, size in live.items()]
-    rows += [Held(gradient.name, gradient.bytes, "", gradient.kind) for gradient in buffers or {}]
+    rows += [Held(gradient.name, gradient.bytes, gradient.text, gradient.kind) for gradient in buffers or {}]
     if extra:
         rows.append(Held(why, extra, "", "activation"))
     return tuple(rows)
