@@ -22,7 +22,7 @@ _PEP425 = "PEP 425, PEP 600 and PEP 656 (wheel tags)"
 class Stack:
     """What is installed, or would be, and where. None: not known.
 
-    `packages`: name, version, tags, requires, native_files. `imported`: names that a stage imported without trouble.
+    `packages`: name, version, tags, requires, native_files. `imported`: names that a stage imported or failed to.
     `driver`: the NVIDIA driver's version, not the CUDA version that nvidia-smi prints.
     """
 
@@ -49,7 +49,8 @@ def stack_of(
         resolved = (outcome.get("resolve") or {}).get("packages", [])
         packages = [{**package, "tags": _tags_of_file(package.get("file")), "requires": []} for package in resolved]
     steps = [step for stage in outcome.get("stages") or [] for step in stage["steps"]]
-    modules = {str(step["step"]).removeprefix("import ") for step in steps if step["ok"]}
+    # A failed import has a finding of its own, with the real cause.
+    modules = {str(step["step"]).removeprefix("import ") for step in steps}
     imported = {normal_name(p["name"]) for p in packages if modules & set(p.get("top_level", ()))}
     cuda = next((step["facts"].get("cuda") for step in steps if step["step"] == "import torch" and step["ok"]), None)
     return Stack(packages, python, tags, driver, frozenset(imported), cuda, str(python.get("system") or "Linux"))

@@ -295,11 +295,11 @@ def resolve_finding(trouble: Mapping[str, Any], file: str) -> Finding:
             ),
             "the installer's own words",
         ),
-        "git-missing": (
-            Level.FAIL,
-            f"A requirement comes from a repository that could not be fetched: {last}",
+        "repository-unreachable": (
+            Level.UNKNOWN,
+            f"Could not tell: a requirement comes from a repository that could not be fetched ({last}).",
             "Requirements of the form git+https://… need git and network access to that host.",
-            ("install git, or name a released version instead of the repository",),
+            ("install git and check the network, or name a released version instead of the repository",),
             "pip documentation, VCS support",
         ),
         "python-version-conflict": (
@@ -432,7 +432,8 @@ def _conflict_finding(trouble: Mapping[str, Any], file: str, last: str) -> Findi
         fixes.append(f"or pin {package} to what {needing['by']} wants: `{quote(needing['wants'], 80)}`")
     else:
         fixes.append(f"loosen the pin of one of those who ask for {package}")
-    fixes.append("`--prove-fix` tries it in a second sandbox and writes the file that works")
+    other = f"or take another release of {str(needing['by']).split(' ')[0]}; " if needing else ""
+    fixes.append(f"{other}`--prove-fix` tries it in a second sandbox and writes the file that works")
     return Finding(
         "resolution-impossible",
         Level.FAIL,

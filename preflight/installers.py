@@ -549,16 +549,16 @@ _RESOLVE_FAILURES: tuple[tuple[str, str], ...] = (
     ("hash-mismatch", r"THESE PACKAGES DO NOT MATCH THE HASHES|[Hh]ash mismatch for"),
     ("index-refused", r"\b(?:401|403) (?:Client Error|Unauthorized|Forbidden)|HTTP status client error \((?:401|403)"),
     (
+        "repository-unreachable",
+        r"Git operation failed|Git executable not found|Cannot find command 'git'|Failed to (?:clone|fetch)(?!:)|"
+        r"git (?:fetch|clone).{0,200}(?:failed|did not run)",
+    ),
+    (
         "index-unreachable",
         r"dns error|error sending request|NewConnectionError|NameResolutionError|Name or service not known|Max retries "
         r"exceeded|Temporary failure in name resolution|[Cc]onnection refused|operation timed out|tcp connect error|"
         r"Failed to fetch|ReadTimeoutError|ConnectTimeoutError|SSLError|CERTIFICATE_VERIFY_FAILED|"
         r"invalid peer certificate",
-    ),
-    (
-        "git-missing",
-        r"Git executable not found|Cannot find command 'git'|Failed to (?:clone|fetch)|git (?:fetch|clone).{0,200}"
-        r"(?:failed|did not run)",
     ),
     ("build-isolation", r"No module named '(?:torch|numpy|packaging|wheel|psutil|Cython|pkg_resources)'"),
     (

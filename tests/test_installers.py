@@ -99,6 +99,12 @@ PIP_HASH = """ERROR: In --require-hashes mode, all requirements must have their 
 """
 PIP_WRONG_HASH = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
 UV_DISK = "error: failed to write to file `/tmp/x`: No space left on device (os error 28)"
+UV_GIT = """error: Git operation failed
+  cause: failed to clone into: /root/.cache/uv/git-v0/db/1a2b
+  cause: failed to fetch tag `v0.17.1`
+  cause: process didn't exit successfully: `git fetch --force origin` (exit status: 128)
+         fatal: unable to access 'https://github.com/huggingface/peft.git/': Could not resolve host: github.com
+"""
 PIP_401 = (
     "ERROR: HTTP error 401 while getting https://i.example/simple/a\nERROR: 401 Client Error: Unauthorized for url"
 )
@@ -123,6 +129,7 @@ PIP_401 = (
         (PIP_WRONG_HASH, "hash-mismatch"),
         (UV_DISK, "disk-full"),
         (PIP_401, "index-refused"),
+        (UV_GIT, "repository-unreachable"),
     ],
 )
 def test_an_installers_words_are_told_apart(text: str, code: str) -> None:
