@@ -40,7 +40,8 @@ def check_torch(seen: Seen) -> list[Finding]:
         return []
     here = [gpu for gpu in seen.usable if gpu.vendor in ("nvidia", "amd")]
     seen_by_tools = bool(here) if (here or not seen.replayed) else None
-    install = seen.choice.command() if seen.choice else None
+    there = state.distributions.get("torch", state.version)
+    install = seen.choice.command(installed=there) if seen.choice else None
     broken = torch_state.import_finding(state, install)
     if broken is not None:
         return [broken]

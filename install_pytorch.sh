@@ -109,6 +109,9 @@ fi
 
 if [ "$elsewhere" = no ] && [ -n "$into" ]; then
     set -- "$@" --python "$(version_of "$into")"
+    # pip takes another build of the same version for the wanted one: what is there has to be known
+    there=$("$into" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true)
+    [ -z "$there" ] || set -- "$@" --installed "$there"
 fi
 table() {
     PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 "$reader" -m preflight.torch_command "$@"
@@ -135,6 +138,7 @@ if [ "$("$into" -c 'import os, sys, sysconfig; print(sys.prefix == sys.base_pref
     exit 1
 fi
 arguments=$(table --arguments "$@")
+[ -n "$arguments" ] || exit 0
 # One argument a line, none of them with spaces.
 set -f
 IFS='

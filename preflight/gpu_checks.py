@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from preflight import wheels
-from preflight.capability import capability_of, completed
+from preflight.capability import capability_of, completed, parsed
 from preflight.console import gib
 from preflight.findings import Finding, Level, quote
 from preflight.gpus import Accelerators, Gpu, PciCard, Trouble, kind_of_program, usable_gpus
@@ -72,8 +72,15 @@ class Seen:
 
     @property
     def nvidia(self) -> list[Gpu]:
-        """The usable NVIDIA devices."""
-        return [gpu for gpu in self.usable if gpu.vendor == "nvidia"]
+        """The usable NVIDIA devices; those that torch names where no tool was asked."""
+        found = [gpu for gpu in self.usable if gpu.vendor == "nvidia"]
+        if found or self.accelerators.gpus or self.torch.hip:
+            return found
+        return [
+            Gpu(number, name=d.get("name"), total_bytes=d.get("total_memory"), compute_capability=str(d["capability"]))
+            for number, d in enumerate(self.torch.devices)
+            if parsed(str(d.get("capability")))
+        ]
 
     def trouble(self, kind: str) -> Trouble | None:
         """The first trouble of this kind that nvidia-smi reported."""

@@ -18,7 +18,7 @@ from preflight.machine import CHILDREN, Answer, Interpreter, Machine
 from preflight.torch_state import crash_detail, how_it_ended
 
 SOURCE = "preflight/children/stress.py, run on this device"
-TELEMETRY_HERTZ = 6.0
+TELEMETRY_HERTZ = 8.0
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def described(target: wheels.Target) -> str:
     return ", ".join(parts)
 
 
-def explain(target: wheels.Target, choice: wheels.Choice, python: str) -> str:
+def explain(target: wheels.Target, choice: wheels.Choice, python: str, installed: str | None = None) -> str:
     """What fits and which constraint decided, for people."""
     lines = [f"machine: {described(target)}"]
     if choice.version is None:
@@ -140,7 +140,9 @@ def explain(target: wheels.Target, choice: wheels.Choice, python: str) -> str:
             lines += ["  note: the driver's version is not known; CUDA 13 builds need 580 or newer (--driver)"]
         if target.accelerator == "cuda" and not target.capabilities:
             lines += ["  note: the card is not known; Maxwell, Pascal and Volta need a cu126 build (--gpu)"]
-        lines += [f"command: {choice.command(python)}"]
+        if choice.is_installed(installed):
+            lines += [f"torch {installed} is installed already: nothing to do"]
+        lines += [f"command: {choice.command(python, installed)}"]
     lines += [f"table of {_as_of()}: facts/torch_wheels.json"]
     return "\n".join(lines)
 
@@ -174,15 +176,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--json", action="store_true", help="print one JSON document")
     made.add_argument("--interpreter", default="python", help=argparse.SUPPRESS)
     made.add_argument("--arguments", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument("--installed", help=argparse.SUPPRESS)
     args = made.parse_args(argv)
     target = target_from(args)
     choice = wheels.choose(target)
     if args.arguments:
-        print("\n".join(choice.arguments))
+        print("" if choice.is_installed(args.installed) else "\n".join(choice.arguments(args.installed)))
     elif args.json:
         print(json.dumps(as_json(target, choice, args.interpreter), indent=1))
     else:
-        print(explain(target, choice, args.interpreter))
+        print(explain(target, choice, args.interpreter, args.installed))
     return 0 if choice.version else 1
 
 

@@ -53,16 +53,25 @@ class Choice:
     change: tuple[str, ...] = ()
     note: str = ""
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """What follows `pip install`."""
+    def arguments(self, installed: str | None = None) -> tuple[str, ...]:
+        """What follows `pip install`. `installed` is the torch that is there, as its metadata names it ("2.15.0+cpu").
+
+        pip takes another build of the same version for the wanted one, so that is replaced by force.
+        """
         if self.version is None:
             return ()
-        return (f"torch=={self.version}", *(("--index-url", self.index) if self.index else ()))
+        index = ("--index-url", self.index) if self.index else ()
+        other_build = (installed or "").split("+")[0] == self.version and not self.is_installed(installed)
+        return (f"torch=={self.version}", *index, *(("--force-reinstall",) if other_build else ()))
 
-    def command(self, python: str = "python") -> str | None:
+    def is_installed(self, installed: str | None) -> bool:
+        """Whether that torch is this build already. Builds from an index carry its name ("+cu126"), PyPI's none."""
+        wanted = f"{self.version}+{self.variant}" if self.index else self.version
+        return installed is not None and installed == wanted
+
+    def command(self, python: str = "python", installed: str | None = None) -> str | None:
         """The one command to run; None when nothing fits."""
-        return f"{python} -m pip install {' '.join(self.arguments)}" if self.version else None
+        return f"{python} -m pip install {' '.join(self.arguments(installed))}" if self.version else None
 
 
 @dataclass(frozen=True)

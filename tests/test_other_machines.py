@@ -668,7 +668,12 @@ case(
         "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader": "NVIDIA GeForce RTX 4070 Ti, 12282 MiB, 551.86\n"
     },
 )
-case("query no columns known", "ok", "gpu-usable", k={"nvidia-smi query": "NVIDIA GeForce RTX 4070 Ti, 12282 MiB, 551.86\n"})
+case(
+    "query no columns known",
+    "ok",
+    "gpu-usable",
+    k={"nvidia-smi query": "NVIDIA GeForce RTX 4070 Ti, 12282 MiB, 551.86\n"},
+)
 case(
     "driver590 pascal",
     "fail",
@@ -1349,6 +1354,25 @@ case(
     "cuda-visible-devices",
     variables={"CUDA_VISIBLE_DEVICES": ""},
     k={"nvidia-smi": ONE_CARD.replace("MODE", "Default")},
+)
+case(
+    "torch t4 bf16 true",
+    "warn",
+    "no-native-bf16",
+    k={
+        "torch probe": json.dumps(
+            {
+                "torch.__version__": "2.9.0+cu126",
+                "torch.version.cuda": "12.6",
+                "torch.cuda.is_available()": True,
+                "device_count": 1,
+                "get_device_name(0)": "Tesla T4",
+                "get_device_capability(0)": [7, 5],
+                "torch.cuda.is_bf16_supported()": True,
+                "get_arch_list()": ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"],
+            }
+        )
+    },
 )
 
 

@@ -48,7 +48,8 @@ MACHINES = [
     ("RTX 3090, 580.65.05", ("8.6", "580.65.05", "3.11", "2.35"), f"{CUDA11}; {CUDA12_OLD}; {CUDA12_NEW}", "2.14.1 cu126", "580.65.06"),
     ("RTX 3090, 580.95.05", ("8.6", "580.95.05", "3.11", "2.35"), f"{CUDA11}; {CUDA12_OLD}; {CUDA12_NEW}; {CUDA13}", "2.15.0 cu132", ""),
     ("A100, 610", ("8.0", "610.43.02", "3.13", "2.39"),
-     "cu118 2.5-2.7; cu121 2.5; cu124 2.5-2.6; cu126 2.6-2.14; cu128 2.7-2.11; cu129 2.8-2.11; cu130 2.9-2.15; cu132 2.12-2.15",
+     "cu118 2.5-2.7; cu121 2.5; cu124 2.5-2.6; cu126 2.6-2.14; cu128 2.7-2.11; cu129 2.8-2.11; cu130 2.9-2.15; "
+     "cu132 2.12-2.15",
      "2.15.0 cu132", ""),
     ("RTX 4090, 515", ("8.9", "515.48.07", "3.10", "2.35"), "", None, "520"),
     ("RTX 4090, 550", ("8.9", "550.54.15", "3.11", "2.35"), f"{CUDA11}; {CUDA12_OLD}; {CUDA12_NEW}", "2.14.1 cu126", "580"),
@@ -115,7 +116,8 @@ OTHERS = [
     ("Raspberry Pi", Target("cpu", python="3.11", glibc="2.36", machine="aarch64"), "cpu 2.0-2.15", "2.15.0 cpu", ""),
     # AMD, Intel, Apple, CPU
     ("RX 6800", Target("rocm", python="3.11", glibc="2.35", gfx=("gfx1030",)),
-     "rocm5.2 1.13; rocm5.4.2 2.0; rocm5.6 2.1; rocm5.7 2.2; rocm6.0 2.3; rocm6.1 2.4-2.6; rocm6.2 2.5; rocm6.2.4 2.6-2.7; "
+     "rocm5.2 1.13; rocm5.4.2 2.0; rocm5.6 2.1; rocm5.7 2.2; rocm6.0 2.3; rocm6.1 2.4-2.6; rocm6.2 2.5; "
+     "rocm6.2.4 2.6-2.7; "
      "rocm6.3 2.7-2.9; rocm6.4 2.8-2.9; rocm7.0 2.10; rocm7.1 2.10-2.13; rocm7.2 2.11-2.14; rocm7.14 2.14", "2.14.1 rocm7.2", "2.14"),
     ("RX 6700 XT", Target("rocm", python="3.12", glibc="2.39", gfx=("gfx1031",)), "rocm7.14 2.14", "2.14.1 rocm7.14", "2.14"),
     ("MI300X, Python 3.15", Target("rocm", python="3.15", glibc="2.39", gfx=("gfx942",)), "", None, "3.14"),
@@ -185,6 +187,17 @@ def test_commands_name_an_index_only_where_pypi_has_another_build():
     )
     assert command(accelerator="cpu", **modern).endswith("--index-url https://download.pytorch.org/whl/cpu")
     assert command(accelerator="cpu", python="3.12", system="Windows") == "python -m pip install torch==2.15.0"
+
+
+def test_another_build_of_the_same_version_is_replaced_by_force():
+    choice = choose(Target("cuda", ("8.6",), "550.54.15", "3.12", "2.35"))
+    assert (choice.version, choice.variant) == ("2.14.1", "cu126")
+    assert "--force-reinstall" in choice.command(installed="2.14.1+cpu")
+    assert "--force-reinstall" in choice.command(installed="2.14.1")  # PyPI's own build is for CUDA 13
+    assert "--force-reinstall" not in choice.command(installed="2.13.0+cpu")
+    assert choice.is_installed("2.14.1+cu126") and not choice.is_installed("2.14.1") and not choice.is_installed(None)
+    default = choose(Target("cuda", ("8.6",), "590.44.01", "3.12", "2.35"))
+    assert default.is_installed("2.15.0") and "--force-reinstall" in default.command(installed="2.15.0+cpu")
 
 
 def test_drivers_run_every_build_of_the_majors_whose_floor_they_reach():
@@ -312,7 +325,8 @@ def test_the_script_installs_with_pip_only_without_dry_run(tmp_path):
     done = script("--python", sys.executable, "--accelerator", "cpu", env=env)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(
-        r"install torch==2\.\d+\.\d+( --index-url https://download\.pytorch\.org/whl/cpu)?", log.read_text()
+        r"install torch==2\.\d+\.\d+( --index-url https://download\.pytorch\.org/whl/cpu)?( --force-reinstall)?",
+        log.read_text(),
     )
 
 
