@@ -61,7 +61,8 @@ class _Text:
 
 def values_of(stream: IO[bytes], array: bool, notes: Counter[str], progress: _Progress) -> Iterator[Item]:
     """The values in the stream, each with the line it begins on. `array`: they stand in `[…]` (or `{"data": […]}`)."""
-    from preflight.records import RECORD_LIMIT_BYTES, JsonReader, wrapped_array_start
+    from preflight.file_kinds import wrapped_array_start
+    from preflight.records import RECORD_LIMIT_BYTES, JsonReader
 
     window = _Text(stream, progress)
     reader = JsonReader()

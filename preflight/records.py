@@ -12,7 +12,6 @@ import io
 import itertools
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,9 +19,25 @@ from pathlib import Path
 from typing import IO, Any
 
 from preflight.encodings import detect_encoding, guess_encoding
+from preflight.file_kinds import (
+    COLUMNS,
+    COMPRESSED,
+    CONTROLS,
+    HEAD_BYTES,
+    NUL_DETAIL,
+    compression_of,
+    container_of,
+    damage_below,
+    head_of,
+    open_bytes,
+    refuse_foreign,
+    short,
+)
+from preflight.file_kinds import (
+    Unreadable as Unreadable,
+)
 from preflight.lenient_json import Broken, Cut, parse_lenient
 
-HEAD_BYTES = 1 << 20
 # One record longer than this is a damaged file (a lost line end), and would decide how much memory we use.
 RECORD_LIMIT_BYTES = 64 << 20
 
@@ -54,14 +69,6 @@ class BadRecord:
         return f"line {self.line}" if self.line is not None else f"record {self.number}"
 
 
-class Unreadable(Exception):
-    """The file as a whole holds no records that can be read. Says what was seen, why that is so and what to do."""
-
-    def __init__(self, code: str, what: str, why: str, *fix: str) -> None:
-        super().__init__(what)
-        self.code, self.what, self.why, self.fix = code, what, why, fix
-
-
 class Records:
     """The records of one file, in order. Iterate as often as needed: each time the file is read anew.
 
@@ -86,7 +93,7 @@ class Records:
     def can_be_cut(self) -> bool:
         """Any byte behind a line end begins a record, so that parts of the file can be read apart (see `span`)."""
         plain = self.encoding is not None and not self.encoding.startswith(("utf-16", "utf-32"))
-        compressed = bool(_compression(self._head_on_disk()))
+        compressed = bool(compression_of(self._head_on_disk()))
         return self.container in ("jsonl", "text-lines") and plain and not compressed and not self._cr_only()
 
     def __iter__(self) -> Iterator[Record | BadRecord]:
@@ -109,7 +116,7 @@ class Records:
         if self.encoding in ("utf-8-sig", "utf-16", "utf-32"):
             self.notes["bom"] = 1
         suffixes = [suffix.lower() for suffix in self.path.suffixes]
-        if set(suffixes) & set(_COMPRESSED) or _compression(self._head_on_disk()):
+        if set(suffixes) & set(COMPRESSED) or compression_of(self._head_on_disk()):
             self.notes["compressed"] = 1
         if self.container == "json-array" and {".jsonl", ".ndjson"} & set(suffixes):
             self.notes["json-array-in-jsonl"] = 1
@@ -126,7 +133,7 @@ class Records:
 
     def _stream(self) -> IO[bytes]:
         """The file's bytes, uncompressed, without a UTF-8 mark; UTF-16 and UTF-32 are recoded to UTF-8."""
-        stream = _open(self.path)
+        stream = open_bytes(self.path)
         if self.encoding is not None and self.encoding.startswith(("utf-16", "utf-32")):
             return io.BufferedReader(_Recoded(stream, self.encoding), 1 << 18)
         if self.encoding == "utf-8-sig":
@@ -160,7 +167,7 @@ class Records:
                     yield number, self._too_long(stream, number)
                     at = stream.tell()
                     continue
-                if not line.endswith(b"\n") and (damage := _damage(stream)):
+                if not line.endswith(b"\n") and (damage := damage_below(stream)):
                     detail = f"the compressed data ends early or is damaged ({damage})"
                     yield number, BadRecord(0, number, "compressed-data-damaged", detail)
                     return
@@ -188,7 +195,7 @@ class Records:
                         only_ascii = False
                         continue
                     if line.count(0) > len(line) // 2:
-                        yield number, BadRecord(0, number, "nul-bytes", _NUL_DETAIL)
+                        yield number, BadRecord(0, number, "nul-bytes", NUL_DETAIL)
                         continue
                     hint = ""
                     if guess is not None:
@@ -270,7 +277,7 @@ class Records:
             return
         stripped = text.strip("\x00 ")
         if not stripped:
-            yield BadRecord(counter + 1, line, "nul-bytes", _NUL_DETAIL)
+            yield BadRecord(counter + 1, line, "nul-bytes", NUL_DETAIL)
             return
         values: list[tuple[Any, tuple[str, ...]]] = []
         at = 0
@@ -285,7 +292,7 @@ class Records:
             except Broken as broken:
                 yield from self._kept(values, line, counter)
                 if stripped != text.strip(" "):
-                    reason, detail = "nul-bytes", _NUL_DETAIL
+                    reason, detail = "nul-bytes", NUL_DETAIL
                 else:
                     reason, detail = "not-json", f"{broken}, at character {broken.position + 1}"
                 yield BadRecord(counter + len(values) + 1, line, reason, detail)
@@ -323,7 +330,7 @@ class Records:
         if "row" in value and isinstance(value["row"], dict) and set(value) <= {"row", "row_idx", "truncated_cells"}:
             self.notes["wrapped-rows"] += 1
             return [value["row"]]
-        if len(value) > 1 and set(value) <= _COLUMNS:
+        if len(value) > 1 and set(value) <= COLUMNS:
             columns = list(value.values())
             if all(isinstance(column, dict) for column in columns) and all(
                 column.keys() == columns[0].keys() for column in columns
@@ -353,7 +360,7 @@ class Records:
                 for row in self._rows(value):
                     counter += 1
                     yield Record(counter, line, row, notes)
-            if damage := _damage(stream):
+            if damage := damage_below(stream):
                 detail = f"the compressed data ends early or is damaged ({damage})"
                 yield BadRecord(counter + 1, None, "compressed-data-damaged", detail)
 
@@ -381,7 +388,7 @@ class Records:
                     return
                 except csv.Error as error:
                     number += 1
-                    yield BadRecord(number, began, "not-csv", _short(error))
+                    yield BadRecord(number, began, "not-csv", short(error))
                     began = reader.line_num + 1
                     continue
                 line, began = began, reader.line_num + 1
@@ -410,7 +417,7 @@ class Records:
         except Exception as error:
             raise Unreadable(
                 "parquet-damaged",
-                f"{self.path.name} begins like a Parquet file but cannot be opened: {_short(error)}",
+                f"{self.path.name} begins like a Parquet file but cannot be opened: {short(error)}",
                 "The table of contents of a Parquet file stands at its end: a cut download has none.",
                 "download the file again and compare its size with the source",
             ) from error
@@ -427,7 +434,7 @@ class Records:
         except Exception as error:
             raise Unreadable(
                 "arrow-damaged",
-                f"{self.path.name} looks like an Arrow file but cannot be opened: {_short(error)}",
+                f"{self.path.name} looks like an Arrow file but cannot be opened: {short(error)}",
                 "A cut or foreign file.",
                 "save the data set again, as JSON Lines (`Dataset.to_json`) or Parquet (`Dataset.to_parquet`)",
             ) from error
@@ -442,7 +449,7 @@ class Records:
             except StopIteration:
                 return
             except Exception as error:  # pyarrow raises many kinds; what was read so far is kept
-                yield BadRecord(number + 1, None, "unreadable", f"the rest cannot be read: {_short(error)}")
+                yield BadRecord(number + 1, None, "unreadable", f"the rest cannot be read: {short(error)}")
                 return
             for row in rows:
                 number += 1
@@ -474,12 +481,12 @@ def read_records(path: str | os.PathLike[str], encoding: str | None = None) -> R
         raise Unreadable(
             "empty-file", f"{file.name} is empty (0 bytes)", "There is nothing to train on.", "check the export"
         )
-    _refuse_foreign(file, magic)
+    refuse_foreign(file, magic)
     if magic[:4] == b"PAR1":
         return Records(file, "parquet", None, magic)
     if magic[:6] == b"ARROW1" or (magic[:4] == b"\xff\xff\xff\xff" and b"schema" not in magic[:4] and len(magic) > 16):
         return Records(file, "arrow", None, magic)
-    head = _head(file)
+    head = head_of(file)
     if encoding is not None:
         try:
             found = codecs.lookup(encoding).name
@@ -495,7 +502,7 @@ def read_records(path: str | os.PathLike[str], encoding: str | None = None) -> R
     text = head.decode(found.replace("utf-8-sig", "utf-8"), errors="replace").lstrip("\ufeff")
     if found.startswith(("utf-16", "utf-32")):
         head = text.encode("utf-8", "replace")
-    controls = len(_CONTROLS.findall(text[:65536]))
+    controls = len(CONTROLS.findall(text[:65536]))
     if controls > len(text[:65536]) // 10 and not text.lstrip("\x00 \r\n").startswith(("{", "[")):
         raise Unreadable(
             "binary-file",
@@ -507,235 +514,7 @@ def read_records(path: str | os.PathLike[str], encoding: str | None = None) -> R
         raise Unreadable(
             "empty-file", f"{file.name} holds only white space", "There is nothing to train on.", "check the export"
         )
-    return Records(file, _container(file, text, len(head) < HEAD_BYTES), found, head)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Kinds of files
-
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
-_NOTHING = "There is nothing to train on."
-_NUL_DETAIL = "NUL bytes: the file has a hole, as after a crash or a full disk while it was written"
-_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "zstd"}
-_COLUMNS = {
-    "instruction", "input", "output", "prompt", "completion", "response", "question", "answer", "text", "system",
-    "chosen", "rejected", "label", "context", "query", "id",
-}  # fmt: skip
-
-
-class _NoZlibError(Exception):
-    pass
-
-
-try:
-    import zlib
-
-    _ZLIB_ERROR: type[Exception] = zlib.error
-except ImportError:  # a Python built without zlib
-    _ZLIB_ERROR = _NoZlibError
-try:
-    import lzma
-
-    _LZMA_ERROR: type[Exception] = lzma.LZMAError
-except ImportError:
-    _LZMA_ERROR = _NoZlibError
-
-
-def _compression(magic: bytes) -> str:
-    for start, name in ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ", "lzma"), (b"\x28\xb5\x2f\xfd", "zstd")):
-        if magic.startswith(start):
-            return name
-    return ""
-
-
-def _open(path: Path) -> IO[bytes]:
-    """The file's bytes, uncompressed. Raises Unreadable for a compression that this Python does not know."""
-    stream = open(path, "rb", buffering=1 << 18)  # noqa: SIM115 - the caller closes it
-    kind = _compression(stream.read(8))
-    stream.seek(0)
-    if not kind:
-        return stream
-    import importlib
-
-    try:
-        module = importlib.import_module("compression.zstd" if kind == "zstd" else kind)
-    except ImportError:
-        stream.close()
-        raise Unreadable(
-            "compression-unknown",
-            f"{path.name} is compressed with {kind}, which this Python cannot open",
-            "The standard library reads gzip, bzip2 and xz; zstd only from Python 3.14 on.",
-            f"`zstd -d {path.name}`" if kind == "zstd" else "uncompress it first",
-        ) from None
-    return io.BufferedReader(_Uncompressed(module.open(stream, "rb")), 1 << 18)
-
-
-def _damage(stream: IO[bytes]) -> str:
-    """Why the compressed data below a stream ended early; "" when it did not."""
-    below: Any = stream
-    while below is not None and not isinstance(below, _Uncompressed):
-        below = getattr(below, "raw", None) or getattr(below, "below", None)
-    return below.damage if isinstance(below, _Uncompressed) else ""
-
-
-def _head(path: Path) -> bytes:
-    with _open(path) as stream:
-        head = stream.read(HEAD_BYTES)
-        if not head and _damage(stream):
-            raise Unreadable(
-                "compressed-data-damaged",
-                f"{path.name} cannot be uncompressed: {_damage(stream)}",
-                "The compressed data is damaged from its beginning.",
-                "download the file again",
-            )
-    return head
-
-
-def _refuse_foreign(path: Path, magic: bytes) -> None:
-    name = path.name
-    if magic.startswith(b"version https://git-lfs.github.com/spec/"):
-        raise Unreadable(
-            "git-lfs-pointer",
-            f"{name} is a Git LFS pointer, not the data",
-            "The repository was cloned without its large files; this file only says where the data is.",
-            "`git lfs install && git lfs pull`, or download the file itself",
-        )
-    start = magic.lstrip(b"\xef\xbb\xbf \t\r\n")[:200].lower()
-    if start.startswith((b"<!doctype html", b"<html")):
-        raise Unreadable(
-            "html-page",
-            f"{name} is a web page, not data",
-            "A page was saved instead of the file behind it (a login page, or the viewer of a hub).",
-            "download the raw file (on the hub: the `resolve` link, not `blob`)",
-        )
-    if magic.startswith(b"PK\x03\x04"):
-        excel = b"xl/" in magic or path.suffix.lower() in (".xlsx", ".xlsm")
-        raise Unreadable(
-            "zip-archive",
-            f"{name} is {'an Excel workbook' if excel else 'a ZIP archive'}",
-            "One table or one JSON file is read, not an archive.",
-            "save the sheet as CSV (UTF-8)" if excel else f"`unzip {name}` and name the file inside",
-        )
-    for signature, kind in (
-        (b"SQLite format 3", "an SQLite database"),
-        (b"%PDF", "a PDF"),
-        (b"\x89HDF", "an HDF5 file"),
-    ):
-        if magic.startswith(signature):
-            why = "JSON, CSV, text, Parquet and Arrow are read."
-            raise Unreadable("foreign-file", f"{name} is {kind}", why, "export the records as JSON Lines or CSV")
-    if magic[:2] == b"\x80\x04" or magic[:2] == b"\x80\x05":
-        raise Unreadable(
-            "pickle", f"{name} is a Python pickle", "Opening a pickle runs code from it.", "save it as JSON Lines"
-        )
-
-
-def _container(path: Path, text: str, complete: bool) -> str:
-    """What kind of container a text is, from its first characters (at most HEAD_BYTES of them)."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _COMPRESSED]
-    suffix = suffixes[-1] if suffixes else ""
-    body = text.lstrip("\x00\ufeff \t\r\n\x1e")
-    while body.startswith(("//", "/*")) or (body.startswith("#") and suffix in (".json", ".jsonl", ".ndjson")):
-        end = body.find("*/") + 2 if body.startswith("/*") else body.find("\n") + 1
-        if end <= 1:
-            break
-        body = body[end:].lstrip()
-    first = body[:1]
-    if suffix in (".csv", ".tsv") and first not in ("{", "["):
-        return suffix[1:]
-    first_line, _, rest = body.replace("\r\n", "\n").partition("\n")
-    if first == "[":
-        return _list_container(first_line, rest)
-    if first == "{":
-        return _object_container(body, first_line, rest, complete)
-    if suffix in (".jsonl", ".ndjson", ".json") or (first in ("'", '"') and suffix != ".txt"):
-        return "jsonl" if suffix != ".json" or rest.strip() else "json-values"
-    if suffix in (".txt", ".text", ".md"):
-        return "text-lines"
-    columns = [name.strip().strip('"').lower() for name in re.split(r"[,;\t|]", first_line)]
-    if len(set(columns) & (_COLUMNS | {"messages", "conversations"})) >= 2:
-        return "tsv" if "\t" in first_line else "csv"
-    return "text-lines"
-
-
-def _list_container(first_line: str, rest: str) -> str:
-    """A line that begins with `[`: one array over the whole file, or one list of turns a line."""
-    try:
-        value = json.loads(first_line.rstrip(" \t\r,"))
-    except RecursionError:
-        return "jsonl"
-    except ValueError:
-        return "json-array"
-    following = rest.lstrip()
-    if following.startswith("["):
-        return "jsonl"
-    if following or not value:
-        return "json-array"
-    turns = isinstance(value[0], dict) and bool({"role", "from"} & value[0].keys())
-    return "jsonl" if turns else "json-array"
-
-
-_WRAPPERS = {
-    "data", "train", "rows", "examples", "records", "items", "samples", "instances", "dataset", "entries", "validation",
-    "test",
-}  # fmt: skip
-
-
-def _object_container(body: str, first_line: str, rest: str, complete: bool) -> str:
-    try:
-        value = json.loads(first_line)
-        whole = True
-    except (ValueError, RecursionError):
-        value, whole = None, False
-    start = wrapped_array_start(body)
-    if start is not None and not (whole and rest.strip()) and not _is_turn(body, start):
-        return "json-array"
-    if whole or isinstance(value, dict):
-        return "jsonl"
-    opening = first_line.strip()
-    if opening == "{" or (rest and re.search(r"[{\[,:]\s*\Z", opening)):
-        # A pretty-printed object goes on with a key on the next line; a broken line is followed by another record.
-        following = rest.lstrip()
-        if not following.startswith("{") or opening.endswith("["):
-            return "json-values"
-    if not rest and not complete:
-        return "json-values"
-    return "jsonl"
-
-
-def _is_turn(body: str, at: int) -> bool:
-    return bool(re.compile(r'\{\s*"(?:role|from|content|value)"\s*:').match(body, at))
-
-
-def wrapped_array_start(text: str) -> int | None:
-    """Where the list of rows begins in `{"data": [ …`; None when the text is no such wrapper."""
-    decoder = json.JSONDecoder()
-    space = re.compile(r"[\s\ufeff]*")
-
-    def after_space(at: int) -> int:
-        match = space.match(text, at)
-        return match.end() if match else at
-
-    at = after_space(0)
-    if text[at : at + 1] != "{":
-        return None
-    at += 1
-    try:
-        while True:
-            key, at = decoder.raw_decode(text, after_space(at))
-            at = after_space(at)
-            if not isinstance(key, str) or text[at : at + 1] != ":":
-                return None
-            at = after_space(at + 1)
-            if key.lower() in _WRAPPERS and text[at : at + 1] == "[" and text[after_space(at + 1) :][:1] in ("{", "["):
-                return after_space(at + 1)
-            _, at = decoder.raw_decode(text, at)
-            at = after_space(at)
-            if text[at : at + 1] != ",":
-                return None
-            at += 1
-    except (ValueError, RecursionError):
-        return None
+    return Records(file, container_of(file, text, len(head) < HEAD_BYTES), found, head)
 
 
 def _delimiter(head: bytes, encoding: str | None) -> str:
@@ -772,10 +551,6 @@ def _pyarrow(module: str, path: Path) -> Any:
         ) from None
 
 
-def _short(error: BaseException) -> str:
-    return re.sub(r"\s+", " ", str(error) or type(error).__name__)[:160]
-
-
 class _Counting:
     """Lines of a text, their sizes added up for the progress."""
 
@@ -786,31 +561,6 @@ class _Counting:
         for line in self._text:
             self._records.read_bytes += len(line)
             yield line.replace("\x00", "") if "\x00" in line else line
-
-
-class _Uncompressed(io.RawIOBase):
-    """An uncompressed stream that ends where the compressed data is cut or damaged, and then says why."""
-
-    def __init__(self, opened: Any) -> None:
-        self._opened, self.damage = opened, ""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self.damage:
-            return 0
-        try:
-            data = self._opened.read1(len(buffer))  # one step at a time: what came before the damage is kept
-        except (EOFError, OSError, ValueError, _ZLIB_ERROR, _LZMA_ERROR) as error:
-            self.damage = _short(error)
-            return 0
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._opened.close()
-        super().close()
 
 
 class _Recoded(io.RawIOBase):
