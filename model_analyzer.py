@@ -74,6 +74,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--rehearse", action="store_true",
         help="run the training step of this plan on fake tensors with the packages under test (minutes, no GPU)",
     )  # fmt: skip
+    here.add_argument(
+        "--measure", action="store_true",
+        help="run it for real with random weights: on the GPU, or on the CPU for small models",
+    )  # fmt: skip
     phone_flags(made)
     data = made.add_argument_group("data and limits")
     data.add_argument("--tokens", type=int, metavar="N", help="tokens that will be trained on (for the LoRA rank)")
@@ -105,6 +109,18 @@ def check_parameters(seen: Seen) -> list[Finding]:
     shape = seen.shape
     if shape is None:
         return []
+    if shape.structure == "language part":
+        return [
+            Finding(
+                "towers-unknown",
+                Level.WARN,
+                f"The language model inside ({quote(shape.language_key, 60)}) has {shape.counted_parameters:,} "
+                f"parameters: {shape.layers} layers of width {shape.hidden_size}; the rest was not counted.",
+                "The layers of its vision or audio part are in the model's own code, which is not run.",
+                ("take the size of the whole model from its weight files or its page",),
+                "preflight/families",
+            )
+        ]
     if shape.parameters is None:
         return [
             Finding(

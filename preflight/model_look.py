@@ -137,7 +137,7 @@ def look(
     tree = None
     if wanted(args, directory, shape, support, versions):
         tree = ask_tree(machine, python.path, directory, args.trust_remote_code, lora_requests())
-        if tree.shape is not None and (shape is None or shape.structure == "unknown"):
+        if tree.shape is not None and (shape is None or shape.structure in ("unknown", "language part")):
             shape, trouble = tree.shape, ""
     quantised = read_quantised(directory.config.object, directory)
     tokenizer = read_tokenizer(directory, args.follow_links)
@@ -165,6 +165,13 @@ def look(
     if args.rehearse and memory:
         chosen = replace(plan, method=memory["plan"]["method"])
         memory["rehearsal"], findings = rehearsed(machine, python.path, directory, chosen, card, args, findings)
+    if args.measure and memory:
+        from preflight.memory.rehearsal import Job
+        from preflight.memory.report import measured
+
+        job = Job(directory.config.object, replace(plan, method=memory["plan"]["method"]))
+        memory["measured"], told = measured(machine, python.path, job, memory)
+        findings = [*findings, told]
     on_phone, phone_findings = phone(shape, args)
     chosen = plan if not memory else replace(plan, method=memory["plan"]["method"])
     return Seen(
@@ -231,6 +238,18 @@ def read_memory(
     if only is not None and (made := observed.get("estimate")):
         sizes = {key: made[key] for key in ("allocated_bytes", "reserved_bytes")}
         observed["by_method"] = {only: {**sizes, "verdict": observed.get("verdict")}}
+    partly = shape.structure == "language part"
+    if partly and card.budget is not None and observed.get("verdict") != "no":
+        return observed, [
+            Finding(
+                "memory-of-language-part",
+                Level.UNKNOWN,
+                f"Could not tell whether it fits: the language model alone takes {_gib(observed)} at the peak.",
+                "The vision or audio part comes on top, and its size is not known here.",
+                ("add the size of those weights to this figure",),
+                "preflight/memory/closed_form.py",
+            )
+        ]
     if card.budget is None and observed.get("by_method"):
         needs = ", ".join(
             f"{method} {item['allocated_bytes'] / 2**30:.1f} GiB" for method, item in observed["by_method"].items()
@@ -242,13 +261,18 @@ def read_memory(
             Finding(
                 "memory-needs",
                 Level.OK,
-                f"Peak of training with {where}: {needs}.",
+                f"Peak of training with {where}: {needs}{' (the language model alone)' if partly else ''}.",
                 note,
                 source="preflight/memory/closed_form.py",
             )
         ]
     findings = [replace(finding, code=_FIT.get(finding.code, finding.code)) for finding in findings]
     return observed, [_on_cpu(finding) for finding in findings] if card.gpu is False else findings
+
+
+def _gib(observed: dict[str, Any]) -> str:
+    made = observed.get("estimate")
+    return f"{made['allocated_bytes'] / 2**30:.1f} GiB" if made else "an unknown amount"
 
 
 def rehearsed(

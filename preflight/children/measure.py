@@ -18,11 +18,14 @@ def measure_cpu(job, say):
 
 
 def measure_cuda(job, say):
-    """Stage by stage: torch's allocated and reserved peaks and the device's memory; or the stage of an out-of-memory."""
+    """Stage by stage: torch's allocated and reserved peaks and the device's memory; or where memory ran out."""
     import torch
     import transformers
 
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    if not torch.cuda.is_available():
+        say({"step": "failed", "where": "no gpu", "reason": "torch sees no CUDA device"})
+        return
     plan = job["plan"]
     device = torch.device("cuda")
     stages = {}

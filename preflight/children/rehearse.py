@@ -21,8 +21,9 @@ import weakref
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# bitsandbytes and triton look for a GPU; a rehearsal must not touch one that is busy.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if __name__ == "__main__":
+    # bitsandbytes and triton look for a GPU; a rehearsal must not touch one that is busy.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 MIN_LAYERS = 4
 LINEAR_4BIT_BLOCK = 64
@@ -522,7 +523,7 @@ def choose_layers(kinds, limit=None):
 
 
 def quantise(torch, model, plan, config):
-    """Put bitsandbytes' own 4-bit or 8-bit layers in place of the linear ones, as loading does. None when it is absent."""
+    """Put bitsandbytes' own 4-bit or 8-bit layers in place of the linear ones, as loading does."""
     method = plan["method"]
     if method in ("lora_gptq", "lora_awq"):
         return quantise_gptq(torch, model, plan)
@@ -587,7 +588,7 @@ def head_names(model):
 def patch_4bit(torch, bnb, recorder, plan):
     """Linear layers of bitsandbytes do on fake tensors what their CUDA kernels do with memory.
 
-    Beyond a few tokens the forward pass writes the dequantised weight and calls a plain matrix product; backward the same.
+    Beyond a few tokens the forward pass writes the dequantised weight and calls a plain product; backward the same.
     Source: bitsandbytes 0.43 to 0.50, autograd/_functions.py (MatMul4Bit), backends/cuda/ops.py (gemm_4bit).
     """
 
@@ -652,7 +653,7 @@ def patch_4bit(torch, bnb, recorder, plan):
 
 
 def quantise_gptq(torch, model, plan):
-    """Stand-ins for GPTQ and AWQ layers: packed int32 weights, scales, zeros, group indices; dequantised inside kernels."""
+    """Stand-ins for GPTQ and AWQ layers: packed int32 weights, scales, zeros, group indices."""
     half = torch.float16
 
     class Product(torch.autograd.Function):
@@ -989,7 +990,7 @@ def own_loss(torch, plan, model, recorder):
             return ctx.saved_tensors[0].detach()
 
     class Linear(torch.autograd.Function):
-        """Liger's fused linear cross-entropy: logits in pieces, gradient of the hidden states made in the forward pass."""
+        """Liger's fused linear cross-entropy: logits in pieces, the gradient made in the forward pass."""
 
         @staticmethod
         def forward(ctx, hidden, weight):

@@ -89,6 +89,45 @@ def measure_on_cpu(machine: Machine, python: str, jobs: Sequence[Job], timeout_s
     ]
 
 
+def measure_on_gpu(machine: Machine, python: str, job: Job, timeout_s: float = TIMEOUT_S) -> Rehearsal:
+    """The step for real on the first CUDA device: torch's own peaks. `step` is "no gpu" where there is none.
+
+    Running out of memory is a result: an estimate with the stage it happened after in its notes.
+    """
+    with tempfile.TemporaryDirectory(prefix="preflight-measure-") as folder:
+        path = Path(folder, "job.json")
+        path.write_text(json.dumps({**job.as_json(), "device": "cuda"}), encoding="utf-8")
+        answer = machine.ask("measure", python, [str(path)], timeout_s)
+    lines = answer.lines_of_json()
+    last = next((line for line in lines if line.get("step") == "measured"), None)
+    if last is None:
+        failed = next((line for line in lines if line.get("step") == "failed"), {})
+        reason = quote(failed.get("reason") or answer.trouble or f"exit code {answer.exit_code}")
+        return Rehearsal(None, reason, str(failed.get("where", "starting")))
+    stages = {str(line["stage"]): int(line["peak_allocated_bytes"]) for line in lines if line.get("step") == "stage"}
+    reserved = max((int(line["peak_reserved_bytes"]) for line in lines if line.get("step") == "stage"), default=0)
+    allocated = int(last.get("allocated_bytes") or max(stages.values(), default=0))
+    reserved = int(last.get("reserved_bytes") or reserved)
+    out = bool(last.get("out_of_memory"))
+    first = next((line for line in lines if line.get("step") == "imported"), {})
+    return Rehearsal(
+        MemoryEstimate(
+            evidence="measured on the GPU",
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            low_bytes=allocated,
+            high_bytes=reserved,
+            context_bytes=int(first.get("context_bytes", 0)),
+            moment=max(stages, key=lambda name: stages[name]) if stages else "loading",
+            moments=stages,
+            components=(),
+            trainable_parameters=0,
+            notes=(f"out of memory after {last.get('after')}: {quote(last.get('message', ''))}",) if out else (),
+            detail={"versions": first.get("versions", {}), "out_of_memory": out},
+        )
+    )
+
+
 def _result(job: Job, lines: list[dict[str, Any]], answer: Answer, imported: dict[str, Any] | None) -> Rehearsal:
     steps = {str(line.get("step")): line for line in lines}
     done = [name for name in ("imported", "built", "prepared", "rehearsed") if name in steps]

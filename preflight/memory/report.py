@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from preflight.findings import Finding, Level
+from preflight.findings import Finding, Level, say
+from preflight.machine import Machine
 from preflight.memory.budget import Budget, judge, verdict
 from preflight.memory.closed_form import MemoryEstimate, NoEstimate, estimate
 from preflight.memory.would_fit import fixes, would_fit
 from preflight.model_shape import ModelShape
 from preflight.plan import Plan
+
+if TYPE_CHECKING:
+    from preflight.memory.rehearsal import Job
 
 _STRONGEST_FIRST = ("full", "lora", "qlora")
 
@@ -83,3 +88,45 @@ def _choose(by_method: dict[str, tuple[Plan, MemoryEstimate]], budget: Budget) -
             if verdict(made, budget) == wanted:
                 return plan
     return by_method["qlora"][0]
+
+
+def measured(machine: Machine, python: str, job: Job, observed: Mapping[str, Any]) -> tuple[dict[str, Any], Finding]:
+    """The step for real: on the first CUDA device, else with real tensors on the CPU (for small models).
+
+    Returns what was measured, beside the other kinds of evidence in bytes (`compared`), and a finding.
+    """
+    from preflight.memory.rehearsal import measure_on_cpu, measure_on_gpu
+
+    say("measuring the training step with random weights (up to 300 s)")
+    made = measure_on_gpu(machine, python, job)
+    if made.estimate is None and made.step == "no gpu":
+        made = measure_on_cpu(machine, python, [job])[0]
+    if made.estimate is None:
+        return {"trouble": made.trouble, "estimate": None}, Finding(
+            "memory-not-measured",
+            Level.UNKNOWN,
+            f"The training step could not be measured: {made.trouble}",
+            why=f"It ended after the step `{made.step or 'start'}`; formulas and rehearsal are what is left.",
+            fix=("name an interpreter with torch, transformers and peft: `--python PATH`",),
+            source="preflight/children/measure.py",
+        )
+    compared = {made.estimate.evidence: made.estimate.allocated_bytes}
+    for name, place in (("closed form", observed), ("rehearsed", observed.get("rehearsal") or {})):
+        if place.get("estimate"):
+            compared[name] = place["estimate"]["allocated_bytes"]
+    figures = ", ".join(f"{name} {size / 2**30:.3f} GiB" for name, size in compared.items())
+    if made.estimate.notes:
+        return {"trouble": None, "estimate": made.estimate.as_json(), "compared": compared}, Finding(
+            "memory-ran-out",
+            Level.FAIL,
+            f"{describe(job.plan)}: {made.estimate.notes[0]}",
+            why=f"Peaks of tensors up to there: {figures}.",
+            fix=("run again with `--recommend` for what would fit",),
+            source="preflight/children/measure.py",
+        )
+    return {"trouble": None, "estimate": made.estimate.as_json(), "compared": compared}, Finding(
+        "memory-measured",
+        Level.OK,
+        f"{describe(job.plan)}: peak of tensors {figures}.",
+        source="preflight/children/measure.py",
+    )
