@@ -153,7 +153,7 @@ def check_gguf(found: Mapping[str, Any], vendor: str | None) -> list[Finding]:
     """Whether a GGUF file loads and generates, and whether a GPU takes part. `vendor`: nvidia, amd, …; None: no GPU."""
     bad = next((step for step in found["steps"] if not step["ok"]), None)
     if bad is not None:
-        return [_failed(bad, vendor)]
+        return [_failed(bad, vendor, str(found["printed"]))]
     if found["died_in"] is not None:
         match = first_match(str(found["printed"]))
         return [
@@ -251,7 +251,7 @@ def commands(vendor: str) -> list[str]:
     ]
 
 
-def _failed(step: Mapping[str, Any], vendor: str | None) -> Finding:
+def _failed(step: Mapping[str, Any], vendor: str | None, printed: str) -> Finding:
     chain = step["error"]
     root = chain[-1]
     said = f"{root['type']}: {quote(root['message'], 240)}"
@@ -270,6 +270,24 @@ def _failed(step: Mapping[str, Any], vendor: str | None) -> Finding:
                 "or name the interpreter that has it: `--python PATH`",
             )[:3],
             "llama-cpp-python README",
+        )
+    if step["step"] == "load the GGUF file":
+        told = re.search(
+            r"unknown model architecture: '[^']+'|invalid magic[^\n]*|not within the file bounds[^\n]*|"
+            r"unknown (?:pre-tokenizer|tokenizer) type[^\n]*|failed to read[^\n]*|wrong number of tensors[^\n]*",
+            printed,
+        )
+        said = quote(told.group(0), 160) if told else said
+        return Finding(
+            "gguf-file-not-loaded",
+            Level.FAIL,
+            f"The binding works, and this file cannot be loaded: {said}.",
+            "The file is cut off or no GGUF file, or its architecture is newer than this llama.cpp.",
+            (
+                "download or convert the file again, and compare its size with the source",
+                "or raise llama-cpp-python to a release that knows the architecture",
+            ),
+            "llama.cpp's own log of the load",
         )
     for item in reversed(chain):
         match = first_match(f"{item['type']}: {item['message']}")

@@ -111,6 +111,14 @@ def test_a_wheel_that_installs_and_cannot_run_is_named_by_its_glibc() -> None:
     assert finding.code == "glibc-missing" and finding.level is Level.FAIL
 
 
+def test_a_file_that_cannot_be_loaded_is_not_blamed_on_the_binding() -> None:
+    error = [{"type": "ValueError", "message": "Failed to load model from file: x.gguf"}]
+    steps = (*CPU[:3], event("load the GGUF file", False, error=error))
+    for words in ("unknown model architecture: 'llama9'", "invalid magic characters: 'garb', expected 'GGUF'"):
+        (finding,) = check_gguf(read_answer(answer(*steps, errors=f"llama_model_load: error: {words}\n"), "x"), None)
+        assert finding.code == "gguf-file-not-loaded" and words.replace("`", "'") in finding.what
+
+
 def test_a_crash_names_the_step_it_died_in() -> None:
     text = "\n".join([json.dumps({"event": "start", "step": "load the GGUF file"})])
     found = read_answer(Answer(text, "Fatal Python error: Illegal instruction", -4), "tiny")
