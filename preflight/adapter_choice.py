@@ -388,7 +388,8 @@ def check_structure(shape: ModelShape | None) -> list[Finding]:
     if shape.moe is not None and stacked:
         moe = shape.moe
         routed = sum(m.parameters * t for m, t, _ in shape.occurrences() if is_routed_expert(m))
-        share = routed / max(1, shape.parameters or 1)
+        share = routed / max(1, shape.counted_parameters)
+        active = shape.counted_parameters - routed + routed * moe.per_token // max(1, moe.experts)
         safe = ", ".join(_outside_experts(shape, linear_names(shape)))
         parts = sorted({m.path.split(".")[-1] for m in stacked})
         mla = ""
@@ -402,8 +403,8 @@ def check_structure(shape: ModelShape | None) -> list[Finding]:
             Finding(
                 "mla-moe" if shape.mla is not None else "moe-fused-experts",
                 Level.WARN,
-                f"Mixture of experts: {moe.experts} experts, {moe.per_token} a token; {shape.parameters:,} parameters, "
-                f"all of them in memory ({shape.active_parameters:,} are active for a token).",
+                f"Mixture of experts: {moe.experts} experts, {moe.per_token} a token; {shape.counted_parameters:,} "
+                f"parameters, all of them in memory ({active:,} are active for a token).",
                 f"{mla}Since transformers 5 the experts ({share:.0%} of the parameters) are stacked 3-D parameters "
                 f"({', '.join(parts)}): 4-bit loading leaves them in 16 bit, and LoRA reaches them only through "
                 "target_parameters.",

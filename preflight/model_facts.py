@@ -107,6 +107,9 @@ def shape_facts(
     made = {
         "params": counted,
         "params_active": shape.active_parameters,
+        "params_language_model": shape.counted_parameters - shape.other_tower_parameters
+        if shape.structure != "unknown"
+        else None,
         "params_embedding": shape.embedding_parameters,
         "params_head": shape.head_parameters,
         "params_towers": shape.other_tower_parameters,

@@ -121,8 +121,8 @@ class ModelShape:
     """The numbers of a model. Unknown is None; a count it cannot know is None.
 
     `layers` counts decoder layers (encoder layers of an encoder-only model). `structure` says how the modules were
-    found: "known" (this architecture's layout), "module tree" (transformers' own modules on the meta device), "usual"
-    (unknown type with the field names of a Llama-like decoder: unverified) or "unknown" (no modules).
+    found: "known" (this architecture's layout), "module tree" (transformers' own modules on the meta device), "language
+    part" (only the language model inside is known; its towers are not counted) or "unknown" (no modules).
     """
 
     model_type: str | None
@@ -163,8 +163,13 @@ class ModelShape:
     @cached_property
     def parameters(self) -> int | None:
         """All elements, a tied output head counted once. None when the structure is not known."""
-        if self.structure == "unknown":
+        if self.structure in ("unknown", "language part"):
             return None
+        return sum(module.parameters * times for module, times, _ in self.occurrences())
+
+    @cached_property
+    def counted_parameters(self) -> int:
+        """Elements of the modules that are known, whether or not they are all there are."""
         return sum(module.parameters * times for module, times, _ in self.occurrences())
 
     def is_head(self, module: Module) -> bool:

@@ -47,7 +47,7 @@ def wanted(
         return False
     if args.module_tree == "always":
         return True
-    if shape is not None and shape.structure != "unknown":
+    if shape is not None and shape.structure not in ("unknown", "language part"):
         return False
     installed = versions.of("transformers") is not None and "transformers" not in versions.planned
     return installed and versions.of("torch") is not None and (support.native or args.trust_remote_code)
@@ -143,7 +143,7 @@ def check_tree(tree: Tree | None, shape: ModelShape | None) -> list[Finding]:
         ]
     said = ", ".join(f"{name} {version}" for name, version in tree.versions.items())
     troubles = []
-    if shape is not None and shape.structure != "module tree" and shape.parameters != tree.parameters:
+    if shape is not None and shape.structure == "known" and shape.parameters != tree.parameters:
         troubles.append(f"parameters: {shape.parameters:,} by the layout, {tree.parameters:,} built")
     if shape is not None:
         for targets, r, trainable, error in tree.lora:

@@ -75,6 +75,25 @@ def test_no_model_type_and_an_unknown_one_are_different_errors(tmp_path, capsys)
     assert "does not recognize this architecture" in found["architecture-unknown"]["why"]
 
 
+def test_the_language_model_inside_an_unknown_model_is_read(tmp_path, capsys):
+    language = json.loads((published("Qwen__Qwen2-1.5B") / "config.json").read_text())
+    config = {
+        "model_type": "brand_new_vl", "architectures": ["BrandNewVL"], "llm_config": language, "hidden_size": 1024,
+        "vision_config": {"hidden_size": 1024, "num_hidden_layers": 24},
+        "auto_map": {"AutoConfig": "configuration_new.C", "AutoModel": "modeling_new.M"},
+    }  # fmt: skip
+    path = write(tmp_path / "m", config__json=config, configuration_new__py="1/0", modeling_new__py="1/0")
+    section, found = analyse(path, capsys)
+    seen = section["observed"]
+    assert section["level"] == "warn" and "custom-code-vlm" in found and "towers-unknown" in found
+    assert (seen["params"], seen["params_language_model"]) == (None, 1_543_714_304)
+    assert (seen["hidden_size"], seen["num_hidden_layers"], seen["language_config_key"]) == (1536, 28, "llm_config")
+    assert "q_proj" in seen["lora"]["recommended_target_modules"]
+    assert "language model alone" in found["memory-needs"]["what"]
+    _, found = analyse(path, capsys, "--gpu-vram-gb", "80")
+    assert found["memory-of-language-part"]["level"] == "unknown"
+
+
 # --- quantised bases -------------------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,17 @@ def _read(raw: Mapping[str, Any]) -> ModelShape:
                 return builder(Config(raw))
             except LayoutUnknown:
                 pass
+    if key is not None:
+        inside = _read(language)
+        if inside.structure == "known":
+            return replace(
+                inside,
+                structure="language part",
+                model_type=model_type if isinstance(model_type, str) else None,
+                architecture=architecture(raw),
+                dtype=read_dtype(raw),
+                language_key=key,
+            )
     return _unknown(Config(language if key else raw), raw, key)
 
 
