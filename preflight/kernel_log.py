@@ -97,7 +97,7 @@ def read_kernel_log(machine: Machine) -> KernelLog:
         ]
         return parse_kernel_log("\n".join(texts)) if texts else KernelLog()
     # dmesg is refused to ordinary users on many systems, where the journal may be allowed
-    for command in (["dmesg"], ["journalctl", "-k", "-b", "--no-pager", "-o", "short"]):
+    for command in (["dmesg"], ["journalctl", "-k", "-b", "--no-pager", "-o", "short", "-n", "20000"]):
         answer = machine.run(command, timeout_s=5.0)
         if answer.ok and answer.text.strip():
             gpu_lines = [line for line in answer.text.splitlines() if _ABOUT_GPUS.search(line) or line[:1].isspace()]

@@ -434,6 +434,15 @@ def import_finding(state: TorchState, install: str | None) -> Finding | None:
             command,
             SOURCE,
         )
+    if state.died and state.died[0] == "start" and re.search(r"SyntaxError|invalid syntax", state.said):
+        return Finding(
+            "python-too-old",
+            Level.FAIL,
+            "The interpreter under test is too old to be asked: it cannot read Python 3.7 syntax.",
+            "PyTorch's releases since 1.13 need Python 3.7 or newer, the current one 3.11.",
+            ("make an environment with a newer Python and name it with `--python PATH`",),
+            SOURCE,
+        )
     early = ("start", "find torch", "import torch", "version")
     if state.died and state.died[0] in early:
         step, how = state.died

@@ -113,6 +113,14 @@ def test_a_torch_that_works_is_said_to_compute_right(tmp_path, monkeypatch, caps
     assert finding(section, "numpy-mismatch")["level"] == "warn" and finding(section, "torch-works")["level"] == "ok"
 
 
+def test_an_interpreter_that_cannot_read_the_probe_is_too_old(tmp_path, capsys):
+    old = tmp_path / "python2"
+    old.write_text("#!/bin/sh\necho '  File \"ask_torch.py\", line 77\nSyntaxError: invalid syntax' >&2; exit 1\n")
+    old.chmod(0o755)
+    assert gpu_probe.main(["--json", "--python", str(old)]) == 1
+    assert finding(json.loads(capsys.readouterr().out), "python-too-old")["level"] == "fail"
+
+
 def test_the_real_torch_of_this_environment_computes_right_on_the_cpu(capsys):
     assert gpu_probe.main(["--json", "--python", sys.executable]) == 0
     section = json.loads(capsys.readouterr().out)
@@ -195,7 +203,8 @@ def test_it_starts_fast_and_without_any_package():
     code = (
         f"import sys; sys.argv[1:] = ['--json', '--no-torch']; sys.path.insert(0, {str(ROOT)!r}); import gpu_probe\n"
         "try: gpu_probe.command()\n"
-        "finally: print([m for m in ('torch', 'jinja2', 'psutil', 'pynvml', 'yaml') if m in sys.modules], file=sys.stderr)"
+        "finally: print([m for m in ('torch', 'jinja2', 'psutil', 'pynvml', 'yaml') if m in sys.modules], "
+        "file=sys.stderr)"
     )
     began = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -202,8 +202,10 @@ def main():
 
 def distributions():
     """Versions of what decides how torch behaves, read from their metadata and not imported."""
-    import importlib.metadata as metadata
-
+    try:
+        import importlib.metadata as metadata
+    except ImportError:  # Python 3.7
+        return {}
     names = ("torch", "numpy", "triton", "torch_npu", "nvidia-ml-py", "pynvml", "bitsandbytes", "flash-attn")
     found = {}
     for name in names:
