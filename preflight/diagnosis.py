@@ -353,10 +353,10 @@ def resolve_finding(trouble: Mapping[str, Any], file: str) -> Finding:
         ),
     }
     level, what, why, fix, source = known.get(code) or (
-        Level.FAIL,
-        f"The requirements could not be installed: {last}",
-        "The installer's own words are in the report's details.",
-        ("read them, change the requirement they name, and run again",),
+        Level.UNKNOWN,
+        f"Could not tell: the installer failed: {last}",
+        "Its words fit none of the known kinds of failure; they are in the report's details.",
+        ("read them, change what they name, and run again", "or try the other installer: `--installer pip`"),
         "the installer's own words",
     )
     return Finding(code, level, what, why, fix, source)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -185,6 +186,8 @@ class Environment:
             made["ALL_PROXY"] = self.settings.proxy
         if self.settings.timeout_s:
             made["UV_HTTP_TIMEOUT"] = str(self.settings.timeout_s)
+        if self.installer.name == "uv" and not _writable(uv_cache()):
+            made["UV_CACHE_DIR"] = str(self.folder / "uv-cache")  # a read-only home: nothing is kept, all is fetched
         return made
 
     def create(self) -> None:
@@ -318,6 +321,25 @@ class Environment:
         if self.installer.name == "uv":
             return self._run([self.installer.path, "pip", "check", "--python", self.python], 60)
         return self._run([*self._pip(), "check"], 60)
+
+
+def uv_cache() -> Path:
+    """Where uv keeps its downloads on this machine (its own rule: UV_CACHE_DIR, else the user's cache folder)."""
+    if os.environ.get("UV_CACHE_DIR"):
+        return Path(os.environ["UV_CACHE_DIR"])
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "uv" / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uv"
+
+
+def _writable(path: Path) -> bool:
+    """Whether uv could keep something there; tried, because permission bits say little (superuser, read-only mounts)."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return True
+    except OSError:
+        return False
 
 
 def _last_words(ended: processes.Ended) -> str:
@@ -586,7 +608,7 @@ _RESOLVE_FAILURES: tuple[tuple[str, str], ...] = (
 
 
 def failure_code(text: str) -> str:
-    """What kind of trouble the installer's words tell: one of the codes above, or resolution-impossible."""
+    """What kind of trouble the installer's words tell: a code above, resolution-impossible or installer-failed."""
     flat = re.sub(r"\s+", " ", text)
     found = next((code for code, pattern in _RESOLVE_FAILURES if re.search(pattern, flat)), None)
     wishes = parse_wishes(text)
@@ -596,6 +618,8 @@ def failure_code(text: str) -> str:
             return "resolution-impossible"
     if found is None and "ResolutionImpossible" in flat and conflicting(wishes) is None:
         return "no-matching-distribution"  # one wish only, and no version meets it
+    if found is None and not re.search(r"ResolutionImpossible|No solution found|conflicting dependencies", flat):
+        return "installer-failed"
     return found or "resolution-impossible"
 
 

@@ -130,6 +130,8 @@ PIP_401 = (
         (UV_DISK, "disk-full"),
         (PIP_401, "index-refused"),
         (UV_GIT, "repository-unreachable"),
+        ("thread 'main' panicked at crates/uv/src/lib.rs", "installer-failed"),
+        ("", "installer-failed"),
     ],
 )
 def test_an_installers_words_are_told_apart(text: str, code: str) -> None:
@@ -289,3 +291,12 @@ def test_uv_is_looked_for_beside_our_python_first() -> None:
     found = find_installer("auto")
     assert found.name in ("uv", "pip") and found.why
     assert find_installer("pip").name == "pip"
+
+
+def test_a_read_only_home_gives_uv_a_cache_inside_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    environment = Environment(Installer("uv", "uv", "1", ""), PipSettings(), tmp_path, "python", {})
+    assert environment._uv_variables()["UV_CACHE_DIR"] == str(tmp_path / "uv-cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "UV_CACHE_DIR" not in environment._uv_variables()
