@@ -12,9 +12,9 @@ torch transformers accelerate`; `npm install promptfoo`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,6 +23,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -121,22 +123,34 @@ def runners(folder: Path, model: Path, args: argparse.Namespace) -> dict[str, li
 
 
 def measure(command: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:
-    """Wall and CPU seconds (the process and its children) of one run. Raises SystemExit when it fails."""
+    """Wall and CPU seconds of one run. Raises SystemExit when it fails.
+
+    CPU seconds are those of the process and all its descendants, looked at ten times a second: a worker that is
+    killed in the end (promptfoo's) would be missing in the system's own account.
+    """
     environment = {
         **os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
         "PROMPTFOO_DISABLE_TELEMETRY": "1", "PROMPTFOO_DISABLE_UPDATE": "1", "PROMPTFOO_CONFIG_DIR": str(folder / "pf"),
         "PROMPTFOO_PYTHON": sys.executable, "HF_HOME": str(folder / "hf"),
     }  # fmt: skip
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
-    seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.monotonic()
+    spent: dict[tuple[int, float], float] = {}
+    with tempfile.TemporaryFile() as said:
+        process = psutil.Popen(list(command), stdout=said, stderr=subprocess.STDOUT, env=environment, cwd=folder)
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for each in [process, *process.children(recursive=True)]:
+                    with contextlib.suppress(psutil.Error):
+                        times = each.cpu_times()
+                        spent[each.pid, each.create_time()] = times.user + times.system
+            time.sleep(0.1)
+        seconds = time.monotonic() - began
+        said.seek(0)
+        text = said.read().decode(errors="replace")
     # promptfoo ends with 100 when an assertion fails, as they should for wrong answers.
-    if ended.returncode not in (0, 100):
-        raise SystemExit(
-            f"{' '.join(command[:3])}: exit code {ended.returncode}\n{(ended.stderr or ended.stdout)[-2000:]}"
-        )
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall_s": round(seconds, 2), "cpu_s": round(cpu, 2)}
+    if process.returncode not in (0, 100):
+        raise SystemExit(f"{' '.join(command[:3])}: exit code {process.returncode}\n{text[-2000:]}")
+    return {"wall_s": round(seconds, 2), "cpu_s": round(sum(spent.values()), 2)}
 
 
 def main() -> int:
@@ -179,7 +193,8 @@ def main() -> int:
         print(f"| {runner} | {' | '.join(str(value) for value in row.values())} |")
     if args.json:
         Path(args.json).write_text(json.dumps({"rounds": rounds, "table": table}, indent=1) + "\n", encoding="utf-8")
-    return 0 if table["task_evaluator.py"]["wall_against_bare"] <= 1.15 else 1
+    # CPU seconds judge: on a machine that others use as well, wall time says who was lucky.
+    return 0 if table["task_evaluator.py"]["cpu_against_bare"] <= 1.15 else 1
 
 
 if __name__ == "__main__":
