@@ -434,7 +434,7 @@ def import_finding(state: TorchState, install: str | None) -> Finding | None:
             command,
             SOURCE,
         )
-    if state.died and state.died[0] == "start" and re.search(r"SyntaxError|invalid syntax", state.said):
+    if state.python is None and re.search(r"ask_torch\.py[\s\S]*SyntaxError", state.said):
         return Finding(
             "python-too-old",
             Level.FAIL,
