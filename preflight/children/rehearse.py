@@ -265,7 +265,7 @@ def patch_attention(torch, recorder, capability, pinned, as_cuda):
 
         @staticmethod
         def backward(ctx, grad):
-            query, key, value, out, lse = ctx.saved_tensors
+            query, key, value = ctx.saved_tensors[:3]
             batch, heads, rows, dim = query.shape
             half = query.dtype in (torch.float16, torch.bfloat16)
             recorder.count(10 * batch * heads * rows * key.shape[2] * dim / 2)
@@ -1273,7 +1273,8 @@ def cast_like_trl(torch, model):
         if isinstance(module, torch.nn.LayerNorm) or "norm" in name:
             module.to(torch.float32)
         elif any(part in name for part in ("lm_head", "embed_tokens", "wte", "wpe")):
-            if getattr(module, "weight", None) is not None and module.weight.dtype == torch.float32:
+            weight = getattr(module, "weight", None)
+            if weight is not None and weight.dtype == torch.float32:
                 module.to(torch.bfloat16)
 
 
@@ -1338,7 +1339,7 @@ def steps(torch, job, plan, model, config, recorder, optimizer, trainable, stack
     with recorder:
         for step in range(2):
             clock["step"] = step
-            for micro in range(micro_steps):
+            for _ in range(micro_steps):
                 clock["phase"] = "fwd"
                 recorder.mark("fwd", step, -1)
                 with torch.autocast("cpu", dtype=dtype, enabled=autocast is not None):
