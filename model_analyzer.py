@@ -132,6 +132,17 @@ def check_parameters(seen: Seen) -> list[Finding]:
                 "preflight/families",
             )
         ]
+    if shape.vocab_size is None:
+        return [
+            Finding(
+                "not-a-language-model",
+                Level.WARN,
+                f"{shape.parameters:,} parameters and no vocabulary: this is not a language model.",
+                "Chat templates, sequence lengths and the memory of a language model's loss do not apply to it.",
+                ("name a language model, or plan the training with the tools made for this kind of model",),
+                "config.json (no vocab_size)",
+            )
+        ]
     towers = f" ({shape.other_tower_parameters:,} of them in vision or audio towers)" if shape.language_key else ""
     tied = "tied to the output head" if shape.tied_embeddings else "beside an output head of its own"
     return [

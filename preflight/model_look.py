@@ -227,6 +227,8 @@ def read_memory(
     """
     from preflight.memory.report import memory
 
+    if shape.vocab_size is None and shape.structure != "unknown":
+        return {}, []  # not a language model: the formulas do not apply, and another finding says so
     only = method_on(quantised) if quantised is not None else None
     if only is not None and (choose or plan.method in ("full", "lora", "qlora")):
         plan, choose = replace(plan, method=only), False

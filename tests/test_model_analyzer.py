@@ -429,6 +429,20 @@ def test_a_type_that_only_transformers_knows_is_read_from_its_modules(tmp_path, 
     assert found["lora-targets"]["level"] == "ok"
 
 
+def test_a_model_without_vocabulary_is_no_language_model():
+    from preflight.model_look import Card, read_memory
+    from preflight.model_shape import shape_from_tree
+    from preflight.plan import Plan
+
+    module = {"path": "layers.*.q_proj", "kind": "linear", "shape": [8, 8], "bias": 0, "per_layer": 1}
+    module["subclass"] = False
+    group = {"count": 2, "mixer": "attention", "mlp": "none", "stack": "decoder", "modules": [module]}
+    tree = {"class": "ViTModel", "tied": False, "head": None, "groups": [group], "rest": []}
+    shape = shape_from_tree({"model_type": "vit", "hidden_size": 8}, tree)
+    assert shape.parameters == 128 and shape.vocab_size is None
+    assert read_memory(shape, Plan(), False, Card(None, None, None, None), None, False) == ({}, [])
+
+
 @pytest.mark.slow
 def test_templates_render_as_transformers_renders_them(tmp_path, capsys):
     """The same chats through transformers' own function, for the odd templates and a few usual ones."""
