@@ -186,14 +186,13 @@ def _of_method(plan: Plan) -> list[Setting]:
 
 def _of_data(plan: Plan) -> list[Setting]:
     return [
-        Setting("train_file", "data/train.jsonl", "Chat samples, one JSON object with `messages` per line (train.py)."),
-        Setting("valid_file", "data/valid.jsonl", "Held out from training, for the validation loss (train.py)."),
         Setting(
             "datasets",
             [{"path": "json", "data_files": "data/train.jsonl", "split": "train"}],
-            "The same for `trl sft --config training_config.yaml`, with its own split.",
+            "Chat samples, one JSON object with `messages` per line. The validation loss of train.py comes from "
+            "valid.jsonl beside it.",
         ),
-        Setting("test_split_size", 0.1, "For `trl sft` only."),
+        Setting("test_split_size", 0.1, "For `trl sft` only, which makes its own split for the validation loss."),
         Setting(
             "assistant_only_loss",
             True,

@@ -267,6 +267,6 @@ def test_the_known_keys_are_those_of_the_installed_trl_and_its_parser_reads_the_
     keys = table("training_keys")
     if found.pop("versions") != [keys["versions"]["trl"], keys["versions"]["transformers"]]:
         pytest.skip("other versions of trl and transformers are installed")
-    assert found.pop("unknown") == ["--train_file", "data/train.jsonl", "--valid_file", "data/valid.jsonl"]
+    assert found.pop("unknown") == []  # `trl sft` hands unknown keys on to accelerate, which stops at them
     assert found.pop("read") == [0.03, 0.0002, "all-linear", "bfloat16"]
     assert found == {name: keys[name] for name in found}
