@@ -608,7 +608,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     seconds, peak_bytes, code = measure([*script, "--out", str(tmp_path / "o.jsonl")])
     assert code == 0
     assert peak_bytes < 500 << 20
-    assert seconds < 60
+    assert seconds < 300
 
 
 def test_every_warn_and_fail_has_a_why_a_fix_and_a_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
