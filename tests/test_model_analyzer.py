@@ -495,3 +495,58 @@ def test_the_section_renders_strictly(tmp_path, capsys):
     model_analyzer.main([str(paths[0]), str(paths[2]), "--json"])
     section = json.loads(capsys.readouterr().out)
     assert "B12" in render({"schema": 1, "sections": {"model_analyzer": section}}, strict=True)["model_analyzer"]
+
+
+REMOTE_CONFIG = """
+from transformers import PretrainedConfig
+class TinyConfig(PretrainedConfig):
+    model_type = "tiny_remote"
+    def __init__(self, hidden_size=8, vocab_size=16, num_hidden_layers=3, **rest):
+        self.hidden_size, self.vocab_size, self.num_hidden_layers = hidden_size, vocab_size, num_hidden_layers
+        super().__init__(**rest)
+"""
+REMOTE_MODEL = """
+import os
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from .configuration_tiny import TinyConfig
+open(os.environ["TINY_MARK"], "w").write("ran")
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.q_proj = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
+        self.out = nn.Linear(c.hidden_size, c.hidden_size)
+class TinyForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = TinyConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+    def get_input_embeddings(self): return self.embed
+    def get_output_embeddings(self): return self.lm_head
+"""
+
+
+@pytest.mark.slow
+def test_remote_code_runs_only_when_it_is_trusted_and_only_in_a_child(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torch")
+    mark = tmp_path / "ran"
+    monkeypatch.setenv("TINY_MARK", str(mark))
+    config = {
+        "model_type": "tiny_remote", "architectures": ["TinyForCausalLM"], "hidden_size": 8, "vocab_size": 16,
+        "num_hidden_layers": 3, "tie_word_embeddings": False,
+        "auto_map": {"AutoConfig": "configuration_tiny.TinyConfig",
+                     "AutoModelForCausalLM": "modeling_tiny.TinyForCausalLM"},
+    }  # fmt: skip
+    path = write(
+        tmp_path / "m", config__json=config, configuration_tiny__py=REMOTE_CONFIG, modeling_tiny__py=REMOTE_MODEL
+    )
+    section, _ = analyse(path, capsys, "--python", sys.executable)
+    assert section["observed"]["params"] is None and not mark.exists()
+    section, found = analyse(path, capsys, "--python", sys.executable, "--trust-remote-code")
+    # embedding and head 2 * 16*8; three layers of 8*8 and 8*8 + 8
+    assert section["observed"]["params"] == 2 * 128 + 3 * (64 + 72), found
+    assert mark.exists() and "modeling_tiny" not in sys.modules
+    assert section["observed"]["lora"]["linear_module_names"] == ["q_proj", "out"]
