@@ -138,10 +138,19 @@ def test_debug_shows_prompt_ids_output_and_score(model: Path, tmp_path: Path) ->
 
 
 def test_llama_cpp_gives_scores_within_the_interval(model: Path, whole: dict[str, Any]) -> None:
-    """Runs where llama-cpp-python is installed; building it takes five minutes, so it is not part of the set-up."""
-    pytest.importorskip("llama_cpp")
-    served = exam("--model", str(example_gguf()), *data("questions"))
+    """Runs where llama-cpp-python is (here, or in the interpreter that LLAMA_PYTHON names): building it takes minutes.
+
+    Measured 2026-11-30, llama-cpp-python 0.3.36 on a CPU: 18 of 22, 0 of 10, 4 of 10, as transformers give.
+    """
+    python = os.environ.get("LLAMA_PYTHON")
+    if python is None:
+        pytest.importorskip("llama_cpp")
+    flags = ["--python", python] if python else []
+    served = exam("--model", str(example_gguf()), *flags, *data("questions", "judge", "arithmetic"))
     assert served["observed"]["generation"]["backend"] == "llama.cpp"
-    k, n = counts(served)["questions"]
-    low, high = wilson(*counts(whole)["questions"])
-    assert n == 22 and low <= k / n <= high
+    for task, (k, n) in counts(served).items():
+        low, high = wilson(*counts(whole)[task])
+        assert low <= k / n <= high, task
+    rows = {row["id"]: row for row in served["observed"]["samples"]}
+    # The prompt is the same text as in transformers: 37 tokens.
+    assert rows["capital-of-japan"]["prompt_tokens"] == rows["capital-of-france"]["prompt_tokens"] == 37

@@ -93,7 +93,8 @@ def answer(llm, sample, job):
         "output": text,
         "finish": finish if finish in ("length", "time-out") else "stop",
         "rendered": "as given" if sample.get("prompt") is not None else "chat template of the GGUF file",
-        "prompt_tokens": max(0, llm.n_tokens - tokens),
+        # The last token that the limit allows is sampled but no longer put into the context.
+        "prompt_tokens": max(0, llm.n_tokens - tokens + (1 if finish == "length" else 0)),
         "new_tokens": tokens,
         "seconds": round(seconds, 4),
         "first_token_s": round(times[0] - began, 4) if times else None,
