@@ -89,6 +89,8 @@ def _nvidia(looking: _Looking) -> None:
                 readings.append((rank, reading))
             looking.driver = nvidia.joined_driver(looking.driver, Driver(library=nvidia.parse_library_version(text)))
             # One cell of a good answer may hold the words of a failure; only a lost card shows beside good rows.
+            if re.search(r"(?i)cuda(?: umd)?[ _]version(?:\s*:\s*|>)(?:N/A|ERR!|Not Found)", text):
+                troubles.append(Trouble("nvidia-smi", "no-cuda", "CUDA Version: N/A"))
             corrupt = re.findall(r"(?i)infoROM is corrupted at gpu (\S+)", text)
             if corrupt:
                 troubles.append(Trouble("nvidia-smi", "inforom", text.strip().splitlines()[0], tuple(corrupt)))

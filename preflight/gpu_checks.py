@@ -597,5 +597,5 @@ _STOPS = {
     *("driver-module-rejected", "gpu-powered-off", "nouveau-in-use", "gpu-passed-through", "nvml-unknown-error"),
     *("nvml-library-missing", "gpu-permission-denied", "gpu-access-blocked", "container-without-gpu", "wsl1"),
     *("container-without-driver-tools", "torch-arch-missing", "torch-no-kernel-image", "driver-card-mismatch"),
-    *("mig-no-instances", "npu-driver-missing", "nvidia-smi-hangs"),
+    *("cuda-library-missing", "compute-prohibited", "mig-no-instances", "npu-driver-missing", "nvidia-smi-hangs"),
 }

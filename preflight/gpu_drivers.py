@@ -23,6 +23,7 @@ def check_driver_answers(seen: Seen) -> list[Finding]:
         ("no-driver", _no_driver),
         ("no-runtime", _no_runtime),
         ("inforom", _inforom),
+        ("no-cuda", _no_cuda),
         ("unknown-error", _unknown_error),
         ("no-library", _no_library),
         ("permission", _permission),
@@ -313,6 +314,26 @@ def _no_runtime(seen: Seen, trouble: Trouble) -> Finding:
             "sudo systemctl restart docker`"
         ),
         "NVIDIA container toolkit installation guide",
+    )
+
+
+def _no_cuda(seen: Seen, trouble: Trouble) -> Finding:
+    inside = seen.host.in_container
+    return Finding(
+        "cuda-library-missing",
+        Level.FAIL,
+        "The driver answers, but its CUDA library is missing: nvidia-smi gives no CUDA version.",
+        "libcuda belongs to the driver, not to the toolkit or to torch. In a container it is brought in only "
+        "with the driver "
+        "capability `compute`.",
+        again(
+            "start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`"
+            if inside
+            else "install the driver's compute libraries (package libnvidia-compute or nvidia-compute-utils) in "
+            "the driver's version",
+            "then `ldconfig -p | grep libcuda` must show libcuda.so.1",
+        ),
+        "NVIDIA container toolkit documentation, driver capabilities",
     )
 
 

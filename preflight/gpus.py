@@ -140,7 +140,7 @@ class Trouble:
     """A vendor tool that did not do its work: which, how it ended and what it said.
 
     `kind` is one of: absent, timeout, mismatch, lost, no-devices, no-driver, no-runtime, unknown-error, no-library,
-    permission, blocked, bad-field, inforom, truncated, failed.
+    permission, blocked, bad-field, inforom, no-cuda, truncated, failed.
     """
 
     tool: str

@@ -457,7 +457,7 @@ def shape_of(model: str | None) -> tuple[dict[str, int], str]:
         "heads": shape.heads,
         "kv_heads": shape.kv_heads or shape.heads,
         "head_dim": shape.head_dim,
-        "intermediate": shape.intermediate_size,
+        "intermediate": shape.intermediate_size or (shape.moe.width if shape.moe else None),
         "vocabulary": shape.vocab_size,
     }
     missing = [name for name, value in numbers.items() if not value]

@@ -158,7 +158,9 @@ case(
     "nvml-library-missing",
     k={
         "nvidia-smi": (
-            "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver is properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to your system PATH.\n",
+            "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA "
+            "Display Driver is properly installed and present in your system.\nPlease also try adding directory "
+            "that contains libnvidia-ml.so to your system PATH.\n",
             12,
         )
     },
@@ -169,7 +171,8 @@ case(
     "gpu-access-blocked",
     k={
         "nvidia-smi": (
-            "Failed to initialize NVML: GPU access blocked by the operating system\nFailed to properly shut down NVML: GPU access blocked by the operating system\n",
+            "Failed to initialize NVML: GPU access blocked by the operating system\nFailed to properly shut down "
+            "NVML: GPU access blocked by the operating system\n",
             17,
         ),
         "/proc/version": "Linux version 5.15.90.1-microsoft-standard-WSL2 (a@b)",
@@ -655,7 +658,8 @@ case(
     "no-gpu",
     k={
         "nvidia-smi": (
-            "nvidia-smi : The term 'nvidia-smi' is not recognized as the name of a cmdlet, function, script file, or operable program.\n",
+            "nvidia-smi : The term 'nvidia-smi' is not recognized as the name of a cmdlet, function, script "
+            "file, or operable program.\n",
             1,
         )
     },
@@ -719,7 +723,8 @@ case(
     "torch-missing",
     k={
         "torch probe": (
-            "Traceback (most recent call last):\n  File \"<string>\", line 1, in <module>\nModuleNotFoundError: No module named 'torch'\n",
+            'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\nModuleNotFoundError: '
+            "No module named 'torch'\n",
             1,
         )
     },
@@ -941,7 +946,8 @@ case(
     "driver-not-running",
     k={
         "docker run --gpus all x nvidia-smi": (
-            "docker: Error response from daemon: failed to create task for container: ... nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown.\n",
+            "docker: Error response from daemon: failed to create task for container: ... nvidia-container-cli: "
+            "initialization error: nvml error: driver not loaded: unknown.\n",
             125,
         )
     },
@@ -1373,6 +1379,12 @@ case(
             }
         )
     },
+)
+case(
+    "container without the compute capability",
+    "fail",
+    "cuda-library-missing",
+    k={"nvidia-smi": ONE_CARD.replace("MODE", "Default").replace("CUDA Version: 12.4", "CUDA Version: N/A ")},
 )
 
 

@@ -53,7 +53,7 @@ def test_ten_seconds_on_the_cpu_measure_something_and_find_nothing_wrong(tiny, c
     section = json.loads(capsys.readouterr().out)
     stress = section["observed"]["stress"]
     assert code == 0 and stress["ended"] == "complete" and stress["wrong_results"] == 0
-    assert 9 <= stress["seconds"] < 30 and stress["products"] > 1
+    assert 9 <= stress["seconds"] < 60 and stress["products"] > 1
     assert stress["tflops"] > 0 and stress["copy_gb_per_s"] > 0 and stress["longest_kernel_s"] > 0
     assert stress["telemetry"]["hertz"] >= 5 or stress["telemetry"]["samples"] >= 25  # a busy machine samples late
     assert finding(section, "stress-passed")["level"] == "ok"

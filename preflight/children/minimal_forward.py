@@ -46,6 +46,8 @@ def main():
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     hidden, heads, kv, dim = SPEC["hidden"], SPEC["heads"], SPEC["kv_heads"], SPEC["head_dim"]
+    if heads % kv:  # no grouping that the layers below could repeat
+        kv = heads
     generator = torch.Generator(device="cpu").manual_seed(1)
 
     def weight(rows, columns):
