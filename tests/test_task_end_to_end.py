@@ -41,7 +41,6 @@ def exam(*arguments: str, code: int = 0) -> dict[str, Any]:
         encoding="utf-8",
         cwd=ROOT,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
     )
     assert ended.returncode == code, ended.stderr
     document: dict[str, Any] = json.loads(ended.stdout)
