@@ -149,7 +149,8 @@ def _known(chain: Sequence[Mapping[str, Any]], root: Mapping[str, Any], printed:
             generic = generic or match
     if printed and (generic is None or state == "crashed"):
         match = first_match(printed)
-        if match is not None and match.signature.row.get("severity") == "error":
+        row = match.signature.row if match else {}
+        if match is not None and row.get("severity") == "error" and (state == "crashed" or not row.get("generic")):
             return match
     return generic
 
@@ -558,7 +559,7 @@ def check_stages(outcome: Mapping[str, Any]) -> list[Finding]:
             for package in outcome.get("packages") or []
             if normal_name(package["name"]) == name
         )
-        passed = [name for name, state in states.items() if state == "ok"]
+        passed = [stage["stage"] for stage in stages if stage["state"] == "ok" and not stage.get("not_tried")]
         # Only a stack that took a training step may be said to load: the verdict rests on this code.
         trained = {"torch", "transformers", "peft"} <= set(passed)
         if passed:
@@ -589,6 +590,18 @@ def check_stages(outcome: Mapping[str, Any]) -> list[Finding]:
             )
         )
     findings += _config_findings(stages)
+    for stage in stages:
+        if stage.get("not_tried"):
+            findings.append(
+                Finding(
+                    f"{stage['stage']}-not-exercised",
+                    Level.WARN,
+                    f"{stage['stage']} was imported only: {stage['not_tried']}.",
+                    "Whether its layers and optimizers work could not be tried here.",
+                    ("run this on the machine that trains, or raise it: bitsandbytes runs on the CPU from 0.46 on",),
+                    _SOURCE,
+                )
+            )
     findings += _printed_findings(stages)
     return findings
 

@@ -333,7 +333,7 @@ def uv_cache() -> Path:
 
 
 def _writable(path: Path) -> bool:
-    """Whether uv could keep something there; tried, because permission bits say little (superuser, read-only mounts)."""
+    """Whether uv could keep something there; tried, because permission bits say little (read-only mounts)."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

@@ -511,6 +511,7 @@ def read_stages(answer: Answer, stages: Sequence[str]) -> dict[str, Any]:
                 )
         end = next((e for e in events if e.get("event") == "stage" and e.get("stage") == name), None)
         absent = any(e.get("event") == "absent" and e.get("stage") == name for e in events)
+        not_tried = next((e["why"] for e in events if e.get("event") == "not-tried" and e.get("stage") == name), None)
         started = [e["step"] for e in events if e.get("event") == "start" and e.get("stage") == name]
         there = any(name in package["top_level"] for package in packages) or name in ("imports", "check")
         state = ("not-reached" if there else "absent") if broken else "ok"
@@ -541,6 +542,7 @@ def read_stages(answer: Answer, stages: Sequence[str]) -> dict[str, Any]:
                 "state": state,
                 "seconds": end.get("seconds") if end else None,
                 "peak_rss_bytes": end.get("peak_rss_bytes") if end else None,
+                "not_tried": not_tried,
                 "steps": steps,
             }
         )

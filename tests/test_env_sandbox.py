@@ -150,6 +150,20 @@ def test_a_hang_is_unknown_and_not_broken() -> None:
     assert check_stages(outcome)[0].code == "step-timeout" and check_stages(outcome)[0].level is Level.UNKNOWN
 
 
+def test_a_package_that_could_only_be_imported_does_not_count_as_passed() -> None:
+    # bitsandbytes 0.41.3 imports on a machine without a GPU, and has no kernels for its CPU.
+    answer = events(
+        PACKAGES,
+        line(event="start", stage="torch", step="import torch"),
+        line(event="step", stage="torch", step="import torch", ok=True, seconds=1.0),
+        line(event="not-tried", stage="torch", why="this release has no kernels for the CPU"),
+        line(event="stage", stage="torch", ok=True, seconds=1.0, peak_rss_bytes=1),
+    )
+    outcome = {"stages": read_stages(answer, ["torch"])["stages"], "packages": []}
+    found = {finding.code: finding.level for finding in check_stages(outcome)}
+    assert found == {"torch-not-exercised": Level.WARN}
+
+
 def test_an_interpreter_that_never_started_is_said() -> None:
     stages = read_stages(events(code=None, trouble="absent"), ["torch"])["stages"]
     assert stages[0]["state"] == "crashed" and "could not be started" in stages[0]["steps"][0]["error"][0]["message"]

@@ -553,7 +553,7 @@ def stage_peft(stage):
     def peft_import():
         import peft
 
-        return {"version": peft.__version__}
+        return {"version": getattr(peft, "__version__", None)}
 
     def wrap():
         from peft import LoraConfig, get_peft_model
@@ -616,10 +616,9 @@ def stage_bitsandbytes(stage):
     def bnb_import():
         import bitsandbytes
 
-        return {
-            "version": bitsandbytes.__version__,
-            "supported_devices": sorted(str(d) for d in getattr(bitsandbytes, "supported_torch_devices", ()) or ()),
-        }
+        devices = sorted(str(d) for d in getattr(bitsandbytes, "supported_torch_devices", ()) or ())
+        shared["bnb_devices"] = devices
+        return {"version": getattr(bitsandbytes, "__version__", None), "supported_devices": devices}
 
     def four_bit():
         import bitsandbytes
@@ -654,6 +653,9 @@ def stage_bitsandbytes(stage):
         return {"state_dtype": str(getattr(state.get("state1"), "dtype", None))}
 
     stage.step("import bitsandbytes", bnb_import)
+    if shared.get("device", "cpu") == "cpu" and "cpu" not in shared["bnb_devices"]:
+        emit(event="not-tried", stage="bitsandbytes", why="this release has no kernels for the CPU, and no GPU is here")
+        return
     stage.step("quantise a layer to 4 bits", four_bit)
     stage.step("8-bit optimizer step", eight_bit)
 
