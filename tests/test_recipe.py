@@ -453,3 +453,51 @@ def test_a_run_learns_survives_kill_9_goes_on_merges_and_is_better_afterwards(tm
     compared = json.loads((project / "outputs/evaluation.json").read_text())["compared"]
     assert compared["samples"] == 10
     assert compared["right_after"] > compared["right_before"]
+
+
+TINY = """
+import sys, torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+source, target = sys.argv[1:]
+torch.manual_seed(0)
+sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+tokens = dict(vocab_size=49152, bos_token_id=1, eos_token_id=2, pad_token_id=2)
+config = LlamaConfig(tie_word_embeddings=True, **tokens, **sizes)
+LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(target)
+tokenizer = AutoTokenizer.from_pretrained(source)
+tokenizer.chat_template = None  # a base model: the script brings a plain template and saves it
+tokenizer.save_pretrained(target)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_four_bits_and_full_fine_tuning_run_too_and_a_base_model_gets_a_template(tmp_path):
+    for needed in ("trl", "peft", "torch", "bitsandbytes"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def run(folder: Path, *arguments: str) -> str:
+        ended = subprocess.run(
+            [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
+        )
+        assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-3000:]
+        return ended.stdout
+
+    tiny = tmp_path / "tiny"
+    run(tmp_path, "-c", TINY, str(example_model()), str(tiny))
+    data = ROOT / "examples" / "judge-train.jsonl"
+    for plan in (
+        Plan(method="qlora", sequence_tokens=128, micro_batch=2, lora_rank=4),
+        Plan(method="full", sequence_tokens=128, micro_batch=2, weight_dtype="fp32", autocast="bf16"),
+    ):
+        project = tmp_path / plan.method
+        write_recipe(project, str(tiny), data, plan)
+        said = run(project, "train.py", "--use_cpu", "--max_steps", "2", "--eval_strategy", "no")
+        assert "the model has no chat template: a plain one is used" in said
+        assert 'trained on in the first sample: \'{"verdict": ' in said and "note: " not in said
+        merged = project / "outputs" / "merged"
+        assert "### Assistant:" in (merged / "chat_template.jinja").read_text(encoding="utf-8")
+        assert "quantization_config" not in json.loads((merged / "config.json").read_text(encoding="utf-8"))
+        assert (project / "outputs" / "adapter").exists() == plan.adapters
