@@ -63,7 +63,8 @@ def _exact_name(shape: ModelShape, module: Module) -> str:
 
 def _is_small(module: Module) -> bool:
     """Gates and routers with one output, and per-head scalars: an adapter there costs and changes nothing."""
-    return module.out_features < 8 or module.name in ("shared_expert_gate", "in_proj_ba", "in_proj_a", "in_proj_b")
+    small = ("shared_expert_gate", "gate", "router", "in_proj_ba", "in_proj_a", "in_proj_b")
+    return module.out_features < 8 or module.name in small
 
 
 def _in_attention(module: Module) -> bool:
@@ -414,6 +415,21 @@ def check_structure(shape: ModelShape | None) -> list[Finding]:
                     "(PEFT 0.17 or newer)",
                 ),
                 _RULES + "; huggingface/peft#3009",
+            )
+        )
+    elif shape.moe is not None:
+        experts = sum(m.parameters * t for m, t, _ in shape.occurrences() if is_routed_expert(m))
+        found.append(
+            Finding(
+                "moe-experts",
+                Level.WARN,
+                f"Mixture of experts: {shape.moe.experts} experts, {shape.moe.per_token} a token; "
+                f"{shape.counted_parameters:,} parameters, all of them in memory.",
+                "In transformers 4 each expert has linear layers of its own "
+                f"({experts / shape.counted_parameters:.0%} of the parameters): 4-bit loading reaches them, and "
+                "all-linear gives every expert an adapter.",
+                (f"for a smaller adapter target attention only: {', '.join(linear_names(shape, True))}",),
+                _RULES,
             )
         )
     elif shape.mla is not None:

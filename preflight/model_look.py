@@ -139,6 +139,11 @@ def look(
         tree = ask_tree(machine, python.path, directory, args.trust_remote_code, lora_requests())
         if tree.shape is not None and (shape is None or shape.structure in ("unknown", "language part")):
             shape, trouble = tree.shape, ""
+    version = versions.of("transformers")
+    if shape is not None and version and not at_least(version, "5.0"):
+        from preflight.families.moe import as_transformers_4
+
+        shape = as_transformers_4(shape)
     quantised = read_quantised(directory.config.object, directory)
     tokenizer = read_tokenizer(directory, args.follow_links)
     rendered = render_templates(tokenizer)

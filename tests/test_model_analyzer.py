@@ -140,10 +140,24 @@ def test_mixtral_in_four_bit_is_about_85_gib(capsys):
     assert found["moe-experts-not-quantised"]["level"] == "warn"
 
 
+def test_mixtral_in_four_bit_under_transformers_4_is_about_25_gib(capsys):
+    """There every expert has linear layers of its own: 46.44 B of 46.70 B parameters are quantised."""
+    section, found = analyse(published("mistralai__Mixtral-8x7B-v0.1"), capsys, "--transformers", "4.57.1")
+    seen = section["observed"]
+    assert seen["params"] == 46_702_792_704
+    # a layer: q and o 4096*4096, k and v 4096*1024, router 8*4096, 8 experts of 3*4096*14336; embedding and head stay
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * 4096 + 8 * 3 * 4096 * 14336
+    assert seen["four_bit"]["coverage"]["quantised"] == 32 * layer
+    assert 22 < seen["four_bit"]["weight_bytes"] / 2**30 < 26
+    assert "moe-experts" in found and "moe-experts-not-quantised" not in found
+
+
 def test_falcon_is_passed_over_by_four_bit_loading(capsys):
     section, found = analyse(published("tiiuae__falcon-7b"), capsys)
     assert section["observed"]["four_bit"]["coverage"]["quantised"] == 0  # measured with bitsandbytes 0.50.2
     assert found["four-bit-passes-over"]["level"] == "warn"
+    _, found = analyse(published("tiiuae__falcon-7b"), capsys, "--transformers", "4.57.1")
+    assert "four-bit-passes-over" not in found
 
 
 def test_mxfp4_weighs_what_its_files_weigh(capsys):

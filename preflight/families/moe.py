@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from preflight import facts
 from preflight.families.parts import (
     PLAIN,
     Decoder,
@@ -254,6 +255,37 @@ def dbrx(c: Config) -> ModelShape:
     top = feed.number("moe_top_k", default=1) or 1
     shape = decoder_shape(d, [layer], rest, False, moe=Moe(experts, top, width))
     return replace(shape, kv_heads=kv_heads, intermediate_size=width)
+
+
+# Their router was an nn.Linear; DeepSeek's and its relatives' never was.
+_LINEAR_ROUTERS = ("mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "olmoe", "jamba")
+
+
+def as_transformers_4(shape: ModelShape) -> ModelShape:
+    """The same model as transformers 4 lays it out and loads it.
+
+    Every expert is a module of its own, with linear layers, in the families whose experts transformers 5 stacked
+    (gpt-oss, Llama 4 and Granite always had stacks); and 4-bit loading replaced classes derived from nn.Linear, too.
+    """
+    kind = shape.model_type or ""
+    fused = facts.table("peft_rules")["fused_experts"]
+    family = {"jamba": "qwen2_moe", "phimoe": "mixtral"}.get(kind, fused["model_types"].get(kind))
+
+    def apart(module: Module) -> list[Module]:
+        module = replace(module, subclass=False)
+        if module.kind == "router" and kind in _LINEAR_ROUTERS:
+            return [replace(module, kind="linear")]
+        if module.kind != "experts" or family is None:
+            return [module]
+        count, outputs, inputs = module.shape
+        at = module.path.rpartition(".")[0] + ".*"
+        if module.name == "down_proj":
+            return [linear(f"{at}.{'w2' if family == 'mixtral' else 'down_proj'}", inputs, outputs, each=count)]
+        first = fused["together"][family]["gate_up_proj"]
+        return [linear(f"{at}.{name}", inputs, outputs // 2, each=count) for name in first]
+
+    groups = tuple(replace(g, modules=tuple(m for each in g.modules for m in apart(each))) for g in shape.groups)
+    return replace(shape, groups=groups)
 
 
 def _one(name: str) -> Callable[[Config], ModelShape]:
