@@ -47,7 +47,7 @@ def family_of(cc: tuple[int, int]) -> str:
     for name, capabilities in table("torch_wheels")["families"].items():
         if any(str(item).split()[0] == wanted for item in capabilities):
             return str(name)
-    return f"compute capability {wanted}"
+    return {2: "Fermi", 3: "Kepler", 12: "Blackwell"}.get(cc[0], "unlisted family")
 
 
 def capability_of(compute_capability: str | None) -> Capability | None:

@@ -109,9 +109,12 @@ def check_devices(seen: Seen) -> list[Finding]:
     usable = seen.usable
     if usable:
         names = [quote(gpu.name or f"{gpu.vendor} device") for gpu in usable]
-        listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-        sizes = {gib(gpu.total_bytes) for gpu in usable}
-        each = f" with {sizes.pop()}{' each' if len(usable) > 1 else ''}" if len(sizes) == 1 else ""
+        listed = ", ".join(
+            name if names.count(name) == 1 else f"{names.count(name)} x {name}" for name in dict.fromkeys(names)
+        )
+        sizes = {gpu.total_bytes for gpu in usable}
+        size = sizes.pop() if len(sizes) == 1 else None
+        each = f" with {gib(size)}{' each' if len(usable) > 1 else ''}" if size is not None else ""
         said = f"{count(len(usable), 'device')} can be trained on: {listed}{each}."
         if not any(trouble.kind in _FATAL for trouble in seen.accelerators.troubles):
             return [Finding("gpu-usable", Level.OK, said)]

@@ -473,8 +473,8 @@ def check_host(seen: Seen) -> list[Finding]:
             Finding(
                 "low-memory" if low else "host",
                 Level.WARN if low else Level.OK,
-                f"Host: {gib(host.ram_available_bytes)} of {gib(host.ram_total_bytes)} RAM available, {cpus}, "
-                f"{gib(host.swap_free_bytes)} swap free.",
+                f"Host: {gib(host.ram_available_bytes)} of {gib(host.ram_total_bytes)} RAM available, {cpus}"
+                + (f", {gib(host.swap_free_bytes)} swap free." if host.swap_free_bytes is not None else "."),
                 (
                     "Loading a checkpoint needs its size in RAM; under 4 GiB the kernel may end the program."
                     if low

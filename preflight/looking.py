@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from preflight import wheels
 from preflight.capability import completed, parsed
+from preflight.facts import table
 from preflight.gpu_checks import DriverHints, Seen
 from preflight.gpus import Accelerators, usable_gpus
 from preflight.host import Host
@@ -36,6 +37,8 @@ def together(machine: Machine, accelerators: Accelerators, host: Host, log: Kern
     aim = target_of(seen)
     if accelerators.vendor("ascend"):
         return seen  # torch_npu pairs with torch by its own rule, not by the wheel table
+    if machine.replayed and aim.accelerator == "cpu" and not accelerators.asked and not host.system:
+        return seen  # nothing was recorded from which a build could be chosen
     return replace(seen, target=aim, choice=wheels.choose(aim))
 
 
@@ -88,6 +91,8 @@ def target_of(seen: Seen) -> wheels.Target:
         accelerator = "cuda"
         capabilities = [str(d["capability"]) for d in seen.torch.devices if parsed(str(d.get("capability")))]
         driver = driver or _driver_that_torch_proves(seen.torch, capabilities)
+    elif accelerator == "cpu" and seen.torch.cuda and (told := _driver_that_torch_names(seen.torch)):
+        accelerator, driver = "cuda", told
     machine = {"amd64": "x86_64", "AMD64": "x86_64", "ARM64": "arm64"}.get(seen.host.machine or "", seen.host.machine)
     system = seen.system
     if machine == "arm64" and system == "Linux":
@@ -113,6 +118,16 @@ def _driver_that_torch_proves(state: TorchState, capabilities: list[str]) -> str
     floor = wheels.driver_floor(major[0], "Linux")
     first = max((branch for cc in capabilities if (branch := wheels.driver_for(cc)[0])), default=0)
     return str(first) if floor is None or wheels.numbers(floor)[0] < first else floor
+
+
+def _driver_that_torch_names(state: TorchState) -> str | None:
+    """A driver of the branch that "driver … is too old (found version 12040)" means: 12040 is CUDA 12.4, branch 550."""
+    found = re.search(r"too old \(found version (\d{4,5})\)", " ".join([*state.warnings, state.said]))
+    if found is None:
+        return None
+    cuda = f"{int(found.group(1)) // 1000}.{int(found.group(1)) % 1000 // 10}"
+    branches: dict[str, str] = table("cuda_driver")["driver_branch_native_cuda"]
+    return next((f"{branch}.99" for branch, native in branches.items() if native == cuda), None)
 
 
 def _our_python(seen: Seen) -> str | None:

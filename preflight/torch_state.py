@@ -104,9 +104,7 @@ def read_state(answer: Answer, timeout_s: float = 60.0) -> TorchState:
         asked=True,
         found=False if missing else None,
         failed=tuple(failed[-1:]),
-        died=("import torch" if "import torch" in text or "torch" in text else "start", how)
-        if how and not failed
-        else None,
+        died=("import torch", how) if how and not failed else None,
         said=text.strip(),
     )
 

@@ -81,7 +81,8 @@ _LINES = (
     ("link-lost", r"(?i)fallen off the bus|physically removed|0x887A0005|DEVICE_REMOVED|\bXid\b.*\b79\b"),
     (
         "tdr",
-        r"(?i)stopped responding and has (?:successfully )?recovered|\b4101\b.*display|LiveKernelEvent.*\b1(?:17|41)\b"
+        r"(?i)stopped responding and has (?:successfully )?recovered|\b4101\b.*display|LiveKernelEvent.*\b1(?:17"
+        r"|41)\b"
         r"|VIDEO_TDR_FAILURE|0x0*116\b|0x887A0006|DEVICE_HUNG|launch timed out",
     ),
     ("hardware-error", r"(?i)WHEA.*(?:\b1[789]\b|PCI Express)|corrected hardware error"),
@@ -120,7 +121,7 @@ def check_windows(seen: WindowsGraphics | None) -> list[Finding]:
             Finding(
                 "tdr-reset",
                 Level.WARN,
-                f"Windows reset the display driver {len(kinds['tdr'])} times (event 4101).",
+                f"Windows reset the display driver ({len(kinds['tdr'])} in the event log, 4101).",
                 f"A single kernel took longer than TdrDelay ({seen.tdr_delay_s} s) or hung. CUDA programs end "
                 f"with 'launch timed out' or "
                 "'unspecified launch failure'.",

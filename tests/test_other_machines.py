@@ -1496,6 +1496,15 @@ def test_the_long_text_log_is_read(tmp_path, capsys):
     assert [(p["pid"], p["name"], p["memory_bytes"]) for p in observed["processes"]] == [(2345, "python3", 1200 * MIB)]
 
 
+def test_the_build_for_an_old_driver_comes_from_the_warning_alone(tmp_path, capsys):
+    """ "found version 12040" is CUDA 12.4, the branch R550: cu126 of torch 2.14 is the newest build that runs."""
+    _, _, variables, kinds = CASES["torch old driver"]
+    section = probe(machine(tmp_path / "m", variables, kinds=kinds), capsys)
+    (one,) = [one for one in section["findings"] if one["code"] == "torch-driver-too-old"]
+    assert "torch==2.14.1" in one["fix"][0] and "cu126" in one["fix"][0]
+    assert not any("whl/cpu" in fix for other in section["findings"] for fix in other["fix"])
+
+
 # --- damaged answers
 
 
