@@ -278,3 +278,22 @@ def test_a_tree_from_transformers_becomes_a_shape():
     shape = shape_from_tree({"model_type": "brand-new", "hidden_size": 8}, tree)
     assert shape.parameters == 36 * 3 + 80
     assert (shape.structure, shape.architecture, shape.tied_embeddings) == ("module tree", "NewForCausalLM", True)
+
+
+@pytest.mark.parametrize(
+    ("values", "linear_weights"),
+    [
+        # weights of all nn.Linear but the head, counted in transformers 4.57.1
+        ({"model_type": "mixtral", "num_hidden_layers": 2}, 2_902_523_904),
+        ({"model_type": "olmoe", "num_hidden_layers": 2}, 1_644_429_312),
+        ({"model_type": "falcon", "num_hidden_layers": 2}, 414_121_984),
+        ({"model_type": "phimoe", "num_hidden_layers": 2}, 2_600_599_552),
+    ],
+)
+def test_transformers_4_had_linear_layers_where_5_has_stacks(values, linear_weights):
+    from preflight.families.moe import as_transformers_4
+
+    shape = read_shape(values)
+    assert shape.bitsandbytes_weights < linear_weights
+    assert as_transformers_4(shape).bitsandbytes_weights == linear_weights
+    assert as_transformers_4(shape).parameters == shape.parameters
