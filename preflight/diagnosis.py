@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from preflight.explain import Match, fill, first_match
+from preflight.explain import Match, fill, first_match, fixes_of
 from preflight.findings import Finding, Level, quote
 from preflight.requirements import normal_name
 
@@ -687,7 +687,7 @@ def failure_finding(failure: Failure, outcome: Mapping[str, Any]) -> Finding:
             Level.FAIL,
             what,
             f"{fill(str(row['cause']), fields)}{raised}",
-            tuple(fill(str(fix), fields) for fix in row["fix"])[:3],
+            fixes_of(failure.match),
             f"facts/error_signatures.json, {row['id']}: {row['source']}",
         )
     if failure.state == "timeout":

@@ -128,7 +128,8 @@ def _weight(match: Match, text: str) -> tuple[int, int]:
     before = text[:begin].rstrip("\n").rsplit("\n", 1)[-1]
     quoted = re.match(r'\s*File ".*", line \d+', before) is not None and line.startswith("    ")
     worse = {"error": 0, "warning": 1, "info": 2}.get(str(match.signature.row.get("severity")), 0)
-    return (2 if quoted else 0, worse)
+    follows = 1 if match.signature.row.get("consequence") and not worse else worse
+    return (2 if quoted else 0, follows)
 
 
 # --- exceptions in a log -------------------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ def match_finding(match: Match, level: Level = Level.FAIL, where: str = "") -> F
     """The finding for one known error."""
     row = match.signature.row
     shown = quote(re.sub(r"\s+", " ", match.text), 200)
-    fixes = tuple(fill(fix, match.fields) for fix in row["fix"])
+    fixes = fixes_of(match)
     place = f" ({where})" if where else ""
     cause = fill(str(row["cause"]), match.fields)
     return Finding(
@@ -414,6 +415,17 @@ def match_finding(match: Match, level: Level = Level.FAIL, where: str = "") -> F
         fixes[:3],
         f"facts/error_signatures.json, {row['id']}: {row['source']}",
     )
+
+
+def fixes_of(match: Match) -> tuple[str, ...]:
+    """The remedies of a known error, filled with what the message said; three at most."""
+    fixes = [fill(str(fix), match.fields) for fix in match.signature.row["fix"]]
+    known = facts.table("arch_support")["model_types"].get(match.fields.get("model_type", ""))
+    if known and "removed" not in known and re.fullmatch(r"[\d.]+", str(known.get("first", ""))):
+        fixes.insert(
+            0, f"`pip install 'transformers>={known['first']}'`: the first release that knows this architecture"
+        )
+    return tuple(fixes[:3])
 
 
 def fill(text: str, fields: Mapping[str, str]) -> str:

@@ -290,3 +290,25 @@ def test_a_model_or_plan_that_cannot_be_read_is_one_line(tmp_path: Path) -> None
         explain.main([str(log), "--model", str(tmp_path)])
     with pytest.raises(UsageError, match="only together with --model"):
         explain.main([str(log), "--config", "x.yaml"])
+
+
+def test_a_known_architecture_names_the_first_release_that_has_it() -> None:
+    # Qwen3 came with transformers 4.51.0 (read from the wheels, facts/arch_support.json).
+    text = (
+        "ValueError: The checkpoint you are trying to load has model type `qwen3` but Transformers does not recognize "
+        "this architecture."
+    )
+    assert "transformers>=4.51.0" in explained(text)[1][0].fix[0]
+
+
+def test_a_collective_that_timed_out_follows_from_the_rank_that_ran_out_of_memory() -> None:
+    timeout = next(text for name, text in SAMPLES if name == "nccl_timeout")
+    findings = explained(f"{timeout}\n[rank0]: {FRAGMENTED}\n")[1]
+    assert [finding.code for finding in findings] == ["oom-fragmentation", "nccl-timeout"]
+    assert explained(timeout)[1][0].level is Level.FAIL
+
+
+def test_no_row_speaks_of_files_or_documents_that_a_reader_does_not_have() -> None:
+    for row in ROWS:
+        for text in (row["cause"], *row["fix"]):
+            assert not re.search(r"\bseed\b|_torch[12]\b|(?<!config)(?<!tokenizer)\.json\)", text), (row["id"], text)
