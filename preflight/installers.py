@@ -20,6 +20,7 @@ from preflight import processes
 from preflight.console import UsageError
 from preflight.machine import Machine
 from preflight.requirements import Requirements, normal_name, packaging
+from preflight.sandbox import cache_folder
 
 # --- what pip is told on this machine ------------------------------------------------------------------------------
 
@@ -327,9 +328,8 @@ def uv_cache() -> Path:
     """Where uv keeps its downloads on this machine (its own rule: UV_CACHE_DIR, else the user's cache folder)."""
     if os.environ.get("UV_CACHE_DIR"):
         return Path(os.environ["UV_CACHE_DIR"])
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "uv" / "cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uv"
+    base = cache_folder().parent
+    return base / "uv" / "cache" if os.name == "nt" else base / "uv"
 
 
 def _writable(path: Path) -> bool:

@@ -29,12 +29,16 @@ OWNER_VARIABLE = "PREFLIGHT_SANDBOX"  # set for every process that runs inside, 
 
 def cache_folder() -> Path:
     """The user's own cache folder for this program (not created here)."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user number without an entry, as in some containers
+        home = Path(tempfile.gettempdir())
     if os.name == "nt":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+        base = os.environ.get("LOCALAPPDATA") or str(home / "AppData" / "Local")
     elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
+        base = str(home / "Library" / "Caches")
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        base = os.environ.get("XDG_CACHE_HOME") or str(home / ".cache")
     return Path(base) / "finetune-preflight"
 
 

@@ -26,6 +26,7 @@ from preflight.installers import (
     failure_code,
     flat_constraints,
     flat_requirements,
+    mask,
     missing_requirement,
     parse_wishes,
 )
@@ -288,7 +289,8 @@ def _install(
     groups += [[line] for line in ready[:12]] + ([ready[12:]] if len(ready) > 12 else [])
     before: set[str] = set()
     for index, group in enumerate(groups):
-        say(f"installing {', '.join(group)[:100]} (up to {environment.timeout_s:.0f} s)")
+        limit_s = request.build_limit_s if index < building else environment.timeout_s
+        say(f"installing {mask(', '.join(group))[:100]} (up to {limit_s:.0f} s)")
         one = environment.folder / "tmp" / "one.txt"
         one.write_text("\n".join([*options, *group]) + "\n", encoding="utf-8")
         used = [] if request.requirements.hash_mode else [str(pins), *constraints]
