@@ -255,7 +255,7 @@ def prose(text: str) -> Markdown:
     return Markdown("".join(str(code(part)) if index % 2 else escape(part) for index, part in enumerate(parts) if part))
 
 
-WORDS = {"ok": "ok", "warn": "warning", "unknown": "could not tell", "fail": "**FAIL**"}
+WORDS = {"ok": "ok", "warn": "warning", "unknown": "could not tell", "fail": Markdown("**FAIL**")}
 
 
 def render_findings(findings: Sequence[Mapping[str, Any]]) -> Markdown:
@@ -267,7 +267,7 @@ def render_findings(findings: Sequence[Mapping[str, Any]]) -> Markdown:
             continue
         lines.append(f"- {WORDS[finding['level']]}: {prose(finding['what'])} ({code(finding['code'])})")
         if finding["why"]:
-            lines.append(f"  <br>{prose(finding['why'])}")
+            lines.append(f"  - why: {prose(finding['why'])}")  # a list, because not every tracker knows <br>
         lines.extend(f"  - fix: {prose(fix)}" for fix in finding["fix"])
     passed = [finding for finding in findings if finding["level"] == "ok"]
     if passed:
