@@ -536,8 +536,9 @@ def quantise(torch, model, plan, config):
     )
     keep = head_names(model) if not plan.get("quantise_head") else ()
     conv1d = conv1d_class()
+    exact = replaces_only_linear_itself()
     for name, module in list(model.named_modules()):
-        linear = isinstance(module, torch.nn.Linear)
+        linear = type(module) is torch.nn.Linear if exact else isinstance(module, torch.nn.Linear)
         if not (linear or (conv1d and isinstance(module, conv1d))):
             continue
         if name in keep or any(name.startswith(k + ".") for k in keep):
@@ -566,6 +567,17 @@ def quantise(torch, model, plan, config):
     else:
         model.is_loaded_in_8bit = True
     return bnb
+
+
+def replaces_only_linear_itself():
+    """Whether the installed transformers leaves subclasses of nn.Linear (Falcon's) unquantised, as 5.x does."""
+    import inspect
+
+    with contextlib.suppress(Exception):
+        from transformers.integrations import bitsandbytes as integration
+
+        return "type(module) is nn.Linear" in inspect.getsource(integration)
+    return False
 
 
 def conv1d_class():
@@ -1149,10 +1161,17 @@ def rehearse(job, say):
         patch_dropout(torch)
         patch_softmax(torch)
     recorder.as_cuda = as_cuda
+    patch_grouped_product(torch)
     forget_fakes(transformers)
     flash = attention == "flash_attention_2"
-    model, used = build(torch, transformers, job, config, "eager" if attention == "eager" else "sdpa")
-    if flash and used == "sdpa":
+    wanted = "eager" if attention == "eager" else "sdpa"
+    if flash and not has_attention_interface():
+        wanted = "flash_attention_2"
+        allow_flash_classes(transformers)
+    model, used = build(torch, transformers, job, config, wanted)
+    if used == "flash_attention_2":
+        patch_flash_classes(torch, model, flash_package)
+    elif flash and used == "sdpa":
         use_flash_package(model, flash_package)
         used = "flash_attention_2"
     if pinned == "efficient":
@@ -1243,6 +1262,17 @@ def rehearse(job, say):
     )
 
 
+def patch_grouped_product(torch):
+    """grouped_mm on the CPU takes bfloat16 only; elsewhere transformers' own loop over the experts stands in for it."""
+    with contextlib.suppress(Exception):
+        from transformers.integrations import moe
+
+        able = moe._can_use_grouped_mm
+        moe._can_use_grouped_mm = lambda input, weight, offs: (
+            input.dtype == weight.dtype == torch.bfloat16 and able(input, weight, offs)
+        )
+
+
 def forget_fakes(transformers):
     """transformers takes more careful paths (a mask always built) when it sees a fake tensor; the real run does not."""
     with contextlib.suppress(Exception):
@@ -1278,11 +1308,40 @@ def cast_like_trl(torch, model):
                 module.to(torch.bfloat16)
 
 
-def use_flash_package(model, flash_package):
+def has_attention_interface():
+    """Whether attention is a function that can be registered (from transformers 4.48)."""
     try:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: F401
     except ImportError:
-        raise CannotRehearse("this transformers has no attention interface to stand in for flash-attn") from None
+        return False
+    return True
+
+
+def allow_flash_classes(transformers):
+    """Before 4.48 each model has a class of its own for flash-attn; let it be built although the package is absent."""
+
+    def enable(cls, config, *args, **kwargs):
+        config._attn_implementation = "flash_attention_2"
+        return config
+
+    transformers.PreTrainedModel._check_and_enable_flash_attn_2 = classmethod(enable)
+
+
+def patch_flash_classes(torch, model, flash_package):
+    """Stand in for the call of flash-attn in those classes. Shapes there: [batch, length, heads, dim]."""
+
+    def forward(query, key, value, *args, **kwargs):
+        swapped = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+        return flash_package(None, *swapped, None)[0]
+
+    for module in {type(part).__module__ for part in model.modules()}:
+        if module.startswith("transformers.models"):
+            sys.modules[module]._flash_attention_forward = forward
+
+
+def use_flash_package(model, flash_package):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = flash_package
     for module in model.modules():
         config = getattr(module, "config", None)

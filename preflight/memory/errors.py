@@ -19,8 +19,9 @@ def interval(evidence: str, plan: Plan, allocated: int, reserved: int | None = N
     """
     row = spread(evidence, plan)
     expected = reserved if reserved is not None else int(allocated * row["reserved_over_allocated"])
-    low = int(allocated * min(1.0, row["allocated"][0]))
-    high = int(max(expected, allocated) * max(1.0, row["reserved"][1]))
+    least = facts.table("memory_errors")["least"][evidence]
+    low = int(allocated * min(1.0 - least, row["allocated"][0]))
+    high = int(max(expected, allocated) * max(1.0 + least, row["reserved"][1]))
     return low, high, expected
 
 

@@ -20,8 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from preflight.console import run_main
 from preflight.findings import say
@@ -31,6 +30,7 @@ from preflight.memory.rehearsal import Job, measure_on_gpu, rehearse
 from preflight.model_shape import read_shape
 from preflight.plan import Plan
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 BASE = Plan(sequence_tokens=1024, optimizer="adamw_torch", lora_rank=16)
 LIMIT_S = 340.0
 RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
