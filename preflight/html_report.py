@@ -166,8 +166,12 @@ def memory_view(observed: Mapping[str, Any]) -> dict[str, Any]:
 
     `enlarged` is the bar without the card, where it would be too small to read against the card.
     """
-    memory = _mapping(observed.get("memory"))
-    estimate, budget = _mapping(memory.get("estimate")), _mapping(memory.get("budget"))
+    memory = dict(_mapping(observed.get("memory")))
+    places = (memory, _mapping(memory.get("rehearsal")), _mapping(memory.get("measured")))
+    evidence = [found for place in places if (found := _mapping(place.get("estimate")))]
+    # the bar shows the closest to reality that has parts and an interval; a measurement has the figures alone
+    memory["estimate"] = next((item for item in reversed(evidence[:2]) if item.get("components")), {})
+    estimate, budget = _mapping(memory["estimate"]), _mapping(memory.get("budget"))
     free, context = number(budget.get("free_bytes")), number(estimate.get("context_bytes")) or 0.0
     moments = {
         str(name): size
@@ -179,6 +183,8 @@ def memory_view(observed: Mapping[str, Any]) -> dict[str, Any]:
     peak = bar["peak"]["bytes"] if bar else 0.0
     return {
         "memory": bar,
+        "estimate": estimate,
+        "evidence": evidence if len(evidence) > 1 else [],
         "enlarged": charts.memory_bar({**memory, "budget": None}) if bar and bar["high"]["at"] < 45 else None,
         "shares": {part["name"]: charts.percent(part["bytes"], peak) for part in bar["parts"]} if bar else {},
         # what torch can have: the context is not its own

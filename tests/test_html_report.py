@@ -328,6 +328,18 @@ def test_a_small_estimate_on_a_large_card_is_also_shown_enlarged() -> None:
     assert memory_view({"memory": memory(11 * GIB, 12 * GIB)})["enlarged"] is None
 
 
+def test_a_rehearsal_is_shown_before_the_formulas_and_beside_them() -> None:
+    seen = memory(11 * GIB, 12 * GIB)
+    seen["estimate"] |= {"evidence": "closed form"}
+    rehearsed = {**seen["estimate"], "evidence": "rehearsed", "low_bytes": 6 * GIB, "timeline": [["fwd 0", 1, 2]] * 3}
+    view = memory_view({"memory": {**seen, "rehearsal": {"trouble": None, "estimate": rehearsed}}})
+    assert [item["evidence"] for item in view["evidence"]] == ["closed form", "rehearsed"]
+    assert view["memory"]["low"]["bytes"] == 7 * GIB  # the rehearsed 6 GiB and the context
+    assert view["timeline"] is not None
+    failed = memory_view({"memory": {**seen, "rehearsal": {"trouble": "torch is missing", "estimate": None}}})
+    assert failed["memory"]["low"]["bytes"] == 8 * GIB and failed["evidence"] == [] and failed["timeline"] is None
+
+
 def test_no_estimate_gives_no_bar() -> None:
     assert charts.memory_bar({"estimate": None, "budget": {}}) is None
     assert memory_view({})["memory"] is None
