@@ -537,11 +537,12 @@ def quantise(torch, model, plan, config):
     keep = head_names(model) if not plan.get("quantise_head") else ()
     conv1d = conv1d_class()
     exact = replaces_only_linear_itself()
+    wide = set(getattr(model, "_keep_in_fp32_modules", None) or ())  # T5's `wo`: loading leaves it out
     for name, module in list(model.named_modules()):
         linear = type(module) is torch.nn.Linear if exact else isinstance(module, torch.nn.Linear)
         if not (linear or (conv1d and isinstance(module, conv1d))):
             continue
-        if name in keep or any(name.startswith(k + ".") for k in keep):
+        if name in keep or any(name.startswith(k + ".") for k in keep) or wide.intersection(name.split(".")):
             continue
         rows, columns = (module.out_features, module.in_features) if linear else (module.nf, module.weight.shape[0])
         with torch.device("meta"):

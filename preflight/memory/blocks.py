@@ -260,7 +260,8 @@ class Builder:
         biased = (self.shape.model_type or "") in ("t5", "mt5")  # a bias of positions goes in as a mask
         masked = self.plan.attention_mask or biased or (window is not None and window <= self.length)
         dtype = self.plan.autocast or self.plan.weight_dtype
-        shares = gqa and not masked and head_dim == value_dim and head_dim <= 256
+        broadcast = (self.shape.model_type or "") == "falcon"  # it broadcasts its one key head without saying so
+        shares = gqa and not broadcast and not masked and head_dim == value_dim and head_dim <= 256
         kind = sdpa_backend(width, dtype, head_dim, value_dim, masked, shares, self.capability)
         return Attention(kind, "what scaled_dot_product_attention chooses")
 

@@ -17,6 +17,7 @@ from preflight.memory.tape import Held
 from preflight.plan import Plan
 
 TIMEOUT_S = 300.0
+_NOT_ALIKE = "the layers that ran do not stand for the others"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,20 @@ class Rehearsal:
 
 
 def rehearse(machine: Machine, python: str, jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[Rehearsal]:
-    """A rehearsal for each job, in one child. Never raises for what goes wrong there: that is the job's `trouble`."""
+    """A rehearsal for each job, in one child. Never raises for what goes wrong there: that is the job's `trouble`.
+
+    Where few layers do not stand for the others, all of them run in a second child.
+    """
+    made = _rehearse(machine, python, jobs, timeout_s)
+    again = [number for number, one in enumerate(made) if one.trouble.startswith(_NOT_ALIKE)]
+    if again:
+        whole = [replace(jobs[number], layers=10**6) for number in again]
+        for number, one in zip(again, _rehearse(machine, python, whole, timeout_s), strict=True):
+            made[number] = one
+    return made
+
+
+def _rehearse(machine: Machine, python: str, jobs: Sequence[Job], timeout_s: float) -> list[Rehearsal]:
     with tempfile.TemporaryDirectory(prefix="preflight-rehearse-") as folder:
         path = Path(folder, "job.json")
         several = len(jobs) > 1
@@ -144,7 +158,7 @@ def _result(job: Job, lines: list[dict[str, Any]], answer: Answer, imported: dic
         stacks = trace.stacks_of(built["layers"])
         events = trace.complete(done_line["events"], stacks)
     except trace.CannotComplete as trouble:
-        return Rehearsal(None, f"the layers that ran do not stand for the others: {trouble}", step)
+        return Rehearsal(None, f"{_NOT_ALIKE}: {trouble}", step)
     grads = done_line["grads"]
     replayed = trace.replay(
         events,
