@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
 STAMP = VENV / ".preflight-stamp"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-EXTRAS = "model,train,quantised,example,uv"
+EXTRAS = "model,train,quantised,example,uv,data,recipe"
 LOWEST = (3, 10)
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
@@ -101,7 +101,7 @@ def set_up() -> None:
     """Make `.venv` from nothing: uv when it is there, else venv + pip."""
     if sys.version_info < LOWEST:
         raise SystemExit(f"bootstrap: needs Python {LOWEST[0]}.{LOWEST[1]} or newer; this is {sys.version.split()[0]}")
-    say(f"making {VENV} (about 1.3 GB of disk; 1 to 3 minutes)")
+    say(f"making {VENV} (about 1.6 GB of disk; 1 to 3 minutes)")
     for entry in VENV.iterdir():  # the lock lies inside: keep the folder, remove what an older set-up left
         if entry.name != ".preflight-lock":
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
@@ -138,6 +138,8 @@ def ensure() -> None:
             raise SystemExit(
                 f"bootstrap: set-up failed (exit code {error.returncode}): {' '.join(map(str, error.cmd))}"
             ) from None
+        # Ours only: it saves 0.2 s at every start, also where PYTHONDONTWRITEBYTECODE is set.
+        run([str(PYTHON), "-m", "compileall", "-q", "preflight"])
         STAMP.write_text(wanted_stamp(), encoding="utf-8")
 
 
