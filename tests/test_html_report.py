@@ -21,6 +21,7 @@ from test_invariants import everything, section_of
 from preflight import charts
 from preflight.findings import Finding, Level, Section
 from preflight.html_report import FULLNESS, LIMIT_BYTES, memory_view, prose, render_html, sources, write_html
+from preflight.memory import trace
 from preflight.report import STAGES, render, write_section
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -362,6 +363,22 @@ def test_the_timeline_keeps_phases_peaks_and_the_limit() -> None:
     assert line["reserved_bytes"] == 5 * GIB
     far = charts.timeline(points, free_bytes=80.0 * GIB)
     assert far is not None and far["free"] is None
+
+
+def test_a_replayed_timeline_holds_the_peak_of_every_phase() -> None:
+    events: list[tuple[Any, ...]] = [("mark", "fwd", 0)]
+    for number in range(1, 2001):  # 512 bytes stay each time, a big tensor comes and goes at an odd place
+        events.append((number, 512, 0, number))
+        if number in (777, 1333):
+            events += [(10_000 + number, (number + 1) << 20, 0, 10_000 + number), (10_000 + number,)]
+        if number == 1000:
+            events.append(("mark", "bwd", 0))
+    replayed = trace.replay(events, ["activation|x|[1]|float32"])
+    line = charts.timeline(replayed.timeline)
+    assert line is not None
+    assert {f"{p['word']} {p['step'] - 1}": p["peak_bytes"] for p in line["phases"]} == replayed.phases
+    assert replayed.phases["fwd 0"] == (778 << 20) + 777 * 512
+    assert line["peak"]["bytes"] == replayed.allocated_bytes == (1334 << 20) + 1333 * 512
 
 
 def test_a_long_timeline_is_thinned_without_losing_its_peak() -> None:

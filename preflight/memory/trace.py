@@ -344,6 +344,7 @@ def replay(
     peak_phase = ("load", 0)
     ran_out = False
     points: list[tuple[str, int, int]] = []
+    top: tuple[str, int, int] | None = None  # the highest since the last point, so that no peak falls between two
     every = max(1, len(events) // 400)
     try:
         for number, event in enumerate(events):
@@ -366,10 +367,19 @@ def replay(
                     phases[name] = allocator.allocated
                     if allocator.allocated > highest:
                         highest, peak_at, peak_phase = allocator.allocated, number, (phase, turn)
+            now = (f"{phase} {turn}", allocator.allocated, allocator.reserved)
+            if top is not None and top[0] != now[0]:
+                points.append(top)
+                top = None
+            if top is None or now[1] > top[1]:
+                top = now
             if number % every == 0:
-                points.append((f"{phase} {turn}", allocator.allocated, allocator.reserved))
+                points.append(top)
+                top = None
     except OutOfMemory:
         ran_out = True
+    if top is not None:
+        points.append(top)
     held, tensors = _at(events, peak_at, table, gradients)
     return Replay(
         allocated_bytes=max(highest, 0),
