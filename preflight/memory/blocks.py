@@ -81,6 +81,8 @@ class Builder:
         """Whether loading stores this module in 4 or 8 bits."""
         if not self.plan.quantised or not module.quantised_by_bitsandbytes:
             return False
+        if module.name == "wo" and (self.shape.model_type or "") in ("t5", "mt5", "umt5"):
+            return False  # transformers keeps it wide: _keep_in_fp32_modules
         return self.plan.quantise_head or not self.shape.is_head(module)
 
     def linear(self, tape: Tape, x: Value, module: Module, label: str | None = None) -> Value:
