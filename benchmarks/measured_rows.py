@@ -124,7 +124,7 @@ def plan_of(raw: Mapping[str, Any]) -> Plan:
     targets = peft.get("target_modules")
     if isinstance(targets, str):
         targets = [targets]
-    names = [] if not targets or targets == ["all-linear"] else [_module_name(t) for t in targets]
+    names = [] if not targets or targets in (["all-linear"], ["all linear"]) else [_module_name(t) for t in targets]
     unquantised = str(raw.get("unquantized_weight_dtype") or "")
     base = str(raw.get("base_weight_dtype") or "bf16")
     weight = _dtype(base if base[:4] in ("bf16", "fp16", "fp32") else unquantised)
