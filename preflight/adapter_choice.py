@@ -293,7 +293,7 @@ def check_adapters(shape: ModelShape | None, made: Sequence[Choice], rank: Rank 
             f"word: {', '.join(copied.ignored)}."
         )
     elif copied.refused:
-        notes.append("None of the often copied q_proj … down_proj exist here.")
+        notes.append("The often copied names q_proj … down_proj do not exist here.")
     whole = next((choice for choice in made if choice.name == ALL_LINEAR), None)
     if whole is not None and whole.reached.refused:
         notes.append(f"all-linear is refused: {whole.reached.refused}")

@@ -110,7 +110,10 @@ def read_card(machine: Machine, args: argparse.Namespace) -> Card:
 
         host = read_host(machine)
         return Card(
-            False, None, "CPU", Budget(host.ram_available_bytes, host.ram_total_bytes, name="this machine's RAM")
+            False,
+            None,
+            "CPU",
+            Budget(host.ram_available_bytes, host.ram_total_bytes, cpu=True, name="this machine's RAM"),
         )
     return Card(None, None, None, None)
 

@@ -16,7 +16,7 @@ class Budget:
     """What one GPU offers. `free_bytes` None: nothing is known about the card.
 
     `assumed`: the figures are those of a card that was named, not of one that was asked.
-    `total_is_visible`: the total is what torch can see, not what the card is sold with.
+    `cpu`: the memory is this machine's RAM, because training would run on the CPU.
     """
 
     free_bytes: int | None
@@ -27,6 +27,7 @@ class Budget:
     mig: bool = False
     windows: bool = False
     wsl: bool = False
+    cpu: bool = False
     name: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -64,6 +65,12 @@ def judge(estimate: MemoryEstimate, budget: Budget, what: str = "This plan", fix
         f"plus about {_gib(estimate.context_bytes)} of CUDA context ({estimate.evidence}; peak at: {estimate.moment})"
     )
     bounds = f"Interval from this evidence's errors: {_gib(estimate.low_bytes)} to {_gib(estimate.high_bytes)}."
+    if budget.cpu:
+        peak = (
+            f"{_gib(estimate.allocated_bytes)} of tensors, plus about {_gib(estimate.context_bytes)} for Python and "
+            f"its libraries ({estimate.evidence}; peak at: {estimate.moment})"
+        )
+        bounds += " These errors were measured on GPUs; on a CPU other kernels run, so take it as a guide."
     source = "benchmarks/accuracy.py; facts/memory_errors.json"
     if answer is None or budget.free_bytes is None:
         return Finding(
