@@ -43,6 +43,9 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--mode", choices=("quick", "full"), default="full", help="how far the software stage goes")
     made.add_argument("--python", metavar="PATH", help="interpreter whose packages are judged")
     made.add_argument("--skip", action="append", choices=STAGES, default=[], help="leave a stage out")
+    made.add_argument(
+        "--recipe", metavar="DIR", help="also write a project that trains by the plan that fits, on --data, into DIR"
+    )
     made.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run, in a child")
     made.add_argument("--open", action="store_true", help="show the HTML report in the browser afterwards")
     return made
@@ -204,7 +207,36 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\nWritten: {report} (and .html for looking, .json for programs)")
         if args.open:
             show_page(Path(report).with_suffix(".html"))
+    if args.recipe:
+        say_recipe(args, model, document)
     return verdict_code(verdict, sections)
+
+
+def say_recipe(args: argparse.Namespace, model: str, document: dict[str, Any]) -> None:
+    """Write the recipe for what was just judged, or say why there is none. Raises UsageError as `write_recipe` does."""
+    from preflight.facts import shipped
+    from preflight.plan import Plan
+    from preflight.recipe import write_recipe
+
+    if document["verdict"]["answer"] == "no":
+        say("--recipe: none was written, because the verdict is no; see the fixes above")
+        return
+    memory = document["sections"].get("model_analyzer", {}).get("observed", {}).get("memory") or {}
+    if not memory.get("plan"):
+        say("--recipe: none was written, because the model stage judged no plan")
+        return
+    settings: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in memory["plan"].items()
+    }
+    plan = Plan(**settings)
+    if args.data:
+        train, held_out = args.data, None
+    elif args.model is None:
+        train, held_out = str(shipped("examples", "judge-train.jsonl")), str(shipped("examples", "judge.jsonl"))
+    else:
+        raise UsageError("--recipe: needs --data FILE, the conversations to train on")
+    written = write_recipe(args.recipe, model, train, plan, document, eval_data=held_out)
+    print(f"\nRecipe: {args.recipe} ({', '.join(path.name for path in written)}); start with its README.md")
 
 
 def show_page(page: Path) -> None:

@@ -106,10 +106,12 @@ def _next_step(
             f"`python task_evaluator.py --model {model} --data YOUR_EVAL.jsonl`",
             "it shows what the untouched model already can do, before anything is trained",
         )
-    return (
-        f"`python data_preprocessor.py --input {job.get('data') or 'YOUR_DATA.jsonl'} --output train.jsonl`",
-        "nothing stands in the way: prepare the training data",
-    )
+    if job and not job.get("model"):
+        model, data = "", ""
+    elif not data:
+        data = " --data YOUR_TRAINING_DATA.jsonl"
+    words = " ".join(f"python -m preflight {model}{data} --recipe ./recipe".split())
+    return f"`{words}`", "nothing stands in the way: it writes the project that trains by this plan"
 
 
 def _notes(record: Mapping[str, Any]) -> list[str]:

@@ -41,7 +41,7 @@ def test_all_well_is_yes_with_the_deciding_numbers() -> None:
     verdict = judge(record(**GOOD))
     assert verdict["answer"] == "yes"
     assert [fact["what"] for fact in verdict["facts"]] == ["LoRA needs 2 GiB of 8 GiB.", "3 of 10."]
-    assert "data_preprocessor.py" in verdict["next_command"]
+    assert verdict["next_command"] == "`python -m preflight MODEL --data YOUR_TRAINING_DATA.jsonl --recipe ./recipe`"
 
 
 @pytest.mark.parametrize("stage", ["gpu_probe", "env_sandbox", "model_analyzer"])
