@@ -102,8 +102,10 @@ def _locked(view: Path) -> Iterator[None]:
 
     if not view.parent.is_dir():
         raise ReportTrouble(f"{view}: the folder {view.parent} does not exist")
+    lock = view.parent / f".{view.name}.lock"
+    os.close(os.open(lock, os.O_RDWR | os.O_CREAT, 0o666))  # FileLock would retry what can never be opened
     try:
-        with FileLock(view.parent / f".{view.name}.lock", timeout=LOCK_WAIT_S):
+        with FileLock(lock, timeout=LOCK_WAIT_S):
             yield
     except Timeout as error:
         raise ReportTrouble(f"{view}: another program has held its lock for {LOCK_WAIT_S:.0f} s") from error
