@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+# A shell's background job ignores Ctrl-C and hands that on; the programs under test must start like a user's.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Without .pyc files every import of peft in a child costs twice as long.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

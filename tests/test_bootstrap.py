@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_the_installed_wheel_has_its_commands_and_its_data(tmp_path: Path) -> No
             [str(Path(python).parent / name), "--help"], capture_output=True, text=True, check=False, cwd=tmp_path
         )
         assert asked.returncode == 0, (name, asked.stderr)
-        assert "example:" in asked.stdout
+        assert re.search(r"^examples?:", asked.stdout, re.M)
     code = (
         "from preflight.facts import shipped, table; assert table('xid')['schema'] == 1; "
         "assert shipped('templates', 'summary.md.j2').exists() and shipped('examples', 'questions.jsonl').exists()"
