@@ -239,6 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--baseline", metavar="FILE", help="write free memory and its holders to a file")
     made.add_argument("--compare", metavar="FILE", help="compare with such a file: what closing programs gained")
     args = made.parse_args(argv)
+    if args.no_torch and args.stress_test:
+        raise UsageError("--stress-test computes with torch; it cannot be used together with --no-torch")
     if args.device and not re.fullmatch(r"cpu|mps|(?:cuda|xpu|npu)(?::\d+)?", args.device):
         raise UsageError(f"--device {args.device}: allowed are cpu, mps, cuda:N, xpu:N, npu:N")
     if args.device in ("cuda", "xpu", "npu"):

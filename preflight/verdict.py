@@ -111,7 +111,7 @@ def _next_step(
     elif not data:
         data = " --data YOUR_TRAINING_DATA.jsonl"
     words = " ".join(f"python -m preflight {model}{data} --recipe ./recipe".split())
-    return f"`{words}`", "nothing stands in the way, and this writes the project that trains by the plan that was judged"
+    return f"`{words}`", "nothing stands in the way, and this writes the project that trains by that plan"
 
 
 def _notes(record: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 import gpu_probe
 from preflight import accelerators
+from preflight.console import run_main
 from preflight.findings import Level, run_checks
 from preflight.gpu_checks import Seen
 from preflight.gpu_health import kind_of_program, xids_by_gpu
@@ -349,3 +350,8 @@ def test_this_machine_has_memory_and_processors():
     host = read_host(Machine(), disks=True)
     assert host.ram_total_bytes > 1 << 28 and 0 < host.ram_available_bytes <= host.ram_total_bytes
     assert host.cpus >= 1 and all(disk.free_bytes is not None for disk in host.disks)
+
+
+def test_a_stress_test_without_torch_is_refused_and_not_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(gpu_probe.main, ["--stress-test", "--no-torch", "--no-report"]) == 2
+    assert "--no-torch" in capsys.readouterr().err
