@@ -106,10 +106,8 @@ def _next_step(
             f"`python task_evaluator.py --model {model} --data YOUR_EVAL.jsonl`",
             "it shows what the untouched model already can do, before anything is trained",
         )
-    if job and not job.get("model"):
-        model, data = "", ""
-    elif not data:
-        data = " --data YOUR_TRAINING_DATA.jsonl"
+    # The data of this run were for the exam; a model must not be trained on them.
+    model, data = ("", "") if job and not job.get("model") else (model, " --data YOUR_TRAINING_DATA.jsonl")
     words = " ".join(f"python -m preflight {model}{data} --recipe ./recipe".split())
     return f"`{words}`", "nothing stands in the way, and this writes the project that trains by that plan"
 

@@ -73,7 +73,7 @@ def test_the_whole_report_fits_a_ticket(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "answer", "model", "command"),
     [
-        ("example", "**YES**", "SmolLM2-135M-Instruct", "python data_preprocessor.py"),
+        ("example", "**YES**", "SmolLM2-135M-Instruct", "python -m preflight --recipe"),
         ("too-old-torch", "**NO**", "Qwen2.5-7B-Instruct", "pip install torch==2.11.0"),
     ],
 )
