@@ -223,9 +223,6 @@ def trained_tokens(args: argparse.Namespace) -> int | None:
         raise UsageError(f"--data {args.data}: cannot be read ({error.strerror})") from error
 
 
-_FIT = {"memory-fits": "memory-fit-yes", "memory-marginal": "memory-fit-marginal", "memory-too-small": "memory-fit-no"}
-
-
 def read_memory(
     shape: ModelShape, plan: Plan, choose: bool, card: Card, quantised: Quantised | None, recommend: bool
 ) -> tuple[dict[str, Any], list[Finding]]:
@@ -276,7 +273,6 @@ def read_memory(
                 source="preflight/memory/closed_form.py",
             )
         ]
-    findings = [replace(finding, code=_FIT.get(finding.code, finding.code)) for finding in findings]
     return observed, [_on_cpu(finding) for finding in findings] if card.gpu is False else findings
 
 
@@ -324,7 +320,6 @@ def rehearsed(
         )
         return observed, [*findings, told]
     verdict = judge(made.estimate, card.budget, f"{describe(plan)}, rehearsed with the packages under test,")
-    verdict = replace(verdict, code=_FIT.get(verdict.code, verdict.code))
     return observed, [verdict, *(f for f in findings if not f.code.startswith("memory-fit-"))]
 
 
