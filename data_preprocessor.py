@@ -21,10 +21,10 @@ from typing import Any
 
 from preflight import console
 from preflight.console import UsageError
-from preflight.data_checks import CHECKS
+from preflight.data.data_checks import CHECKS
+from preflight.data.prepare import Recipe
+from preflight.data.records import Unreadable, read_records
 from preflight.findings import Finding, Level, Section, exit_code, quote, run_checks
-from preflight.prepare import Recipe
-from preflight.records import Unreadable, read_records
 from preflight.redact import redacted
 
 STAGE = "data_preprocessor"
@@ -112,8 +112,8 @@ def parser() -> argparse.ArgumentParser:
 
 def read_recipe(args: argparse.Namespace) -> Recipe:
     """What is done to each record. Raises UsageError."""
-    from preflight.schemas import Validator, read_schema
-    from preflight.strict_instruction import strict_instruction
+    from preflight.data.strict_instruction import strict_instruction
+    from preflight.outputs.schemas import Validator, read_schema
 
     role_map = {}
     for entry in args.role_map:
@@ -149,7 +149,7 @@ def read_recipe(args: argparse.Namespace) -> Recipe:
 
 def check_arguments(args: argparse.Namespace) -> tuple[Path, Path | None]:
     """The input and the target. Raises UsageError when the flags cannot be meant so."""
-    from preflight.publish import check_target
+    from preflight.data.publish import check_target
 
     if bool(args.input) == bool(args.input_flag):
         raise UsageError("FILE: name one data file, for example `python data_preprocessor.py train.jsonl`")
@@ -184,7 +184,7 @@ def unreadable(error: Unreadable, source: Path) -> Section:
         quote(error.what, 200),
         error.why,
         error.fix or ("name another file",),
-        "preflight/records.py, kinds of files",
+        "preflight/data/records.py, kinds of files",
     )
     return Section(STAGE, {"file": source.name, "rows": 0}, (finding,))
 
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, target = check_arguments(args)
     recipe = read_recipe(args)
     try:
-        from preflight.preprocess import look
+        from preflight.data.preprocess import look
 
         records = read_records(source, args.encoding)
         observed = look(args, records, recipe, target)

@@ -18,21 +18,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from preflight import facts, gguf_runtime
-from preflight.abi import check_abi, stack_of
+from preflight import facts
 from preflight.console import UsageError, parser, run_main, run_stage
-from preflight.cures import loads, proof_finding, proof_of, prove, with_proof
-from preflight.diagnosis import check_installation, check_resolution, check_stages, observed_of
 from preflight.findings import Finding, Level, Section, run_checks, say
-from preflight.installers import PipSettings, find_installer, read_pip_settings
-from preflight.interpreter import accepted_tags, python_tag, read_driver, read_place, read_python, read_vendor
+from preflight.hardware.tdr import check_timeouts, read_timeouts, write_pair
 from preflight.machine import Interpreter, Machine, choose_python, has_modules
-from preflight.requirement_checks import check_hashes, check_lines, check_local
-from preflight.requirements import Requirements, hash_mode_offenders, read_requirements, tested_set
-from preflight.sandbox import sweep
-from preflight.stack import Request, current_variables, run_stages, try_stack
-from preflight.tdr import check_timeouts, read_timeouts, write_pair
-from preflight.wheelhouse import collect
+from preflight.software import gguf_runtime
+from preflight.software.abi import check_abi, stack_of
+from preflight.software.cures import loads, proof_finding, proof_of, prove, with_proof
+from preflight.software.diagnosis import check_installation, check_resolution, check_stages, observed_of
+from preflight.software.installers import PipSettings, find_installer, read_pip_settings
+from preflight.software.interpreter import accepted_tags, python_tag, read_driver, read_place, read_python, read_vendor
+from preflight.software.requirement_checks import check_hashes, check_lines, check_local
+from preflight.software.requirements import Requirements, hash_mode_offenders, read_requirements, tested_set
+from preflight.software.sandbox import sweep
+from preflight.software.stack import Request, current_variables, run_stages, try_stack
+from preflight.software.wheelhouse import collect
 
 # --- the stage -----------------------------------------------------------------------------------------------------
 

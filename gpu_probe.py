@@ -15,14 +15,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from preflight import gpu_builds, gpu_checks, gpu_drivers, gpu_health
 from preflight.console import UsageError, parser, run_main, run_stage
 from preflight.findings import Finding, Section, run_checks, say
+from preflight.hardware import gpu_builds, gpu_checks, gpu_drivers, gpu_health
 
 if TYPE_CHECKING:
     import argparse
 
-    from preflight.gpu_checks import Seen
+    from preflight.hardware.gpu_checks import Seen
     from preflight.machine import Interpreter, Machine
 
 STAGE = "gpu_probe"
@@ -33,7 +33,7 @@ WINDOWS_KINDS = r"(?i)^reg\b|registry|wevtutil|WinEvent|event ?(?:log|viewer)|re
 
 def check_torch(seen: Seen) -> list[Finding]:
     """Whether torch imports, reaches the card and computes right on it."""
-    from preflight import torch_state
+    from preflight.hardware import torch_state
 
     state = seen.torch
     if not state.asked:
@@ -88,8 +88,8 @@ def look(
     machine: Machine, python: str | None = None, ask_torch: bool = True, torch_limit_s: float = TORCH_LIMIT_S
 ) -> tuple[Seen, Interpreter | None]:
     """Everything that the checks judge, and the interpreter that was asked for torch."""
-    from preflight import kernel_log, looking, torch_state
     from preflight.gpus import read_accelerators
+    from preflight.hardware import kernel_log, looking, torch_state
     from preflight.host import read_host
     from preflight.machine import choose_python
 
@@ -131,7 +131,7 @@ Part = tuple[list[Finding], dict[str, Any]]
 
 def windows_part(machine: Machine, args: argparse.Namespace, seen: Seen, python: Interpreter | None) -> Part:
     """Windows: TDR values and the event log."""
-    from preflight import windows_gpu
+    from preflight.hardware import windows_gpu
 
     recorded = machine.recorded(WINDOWS_KINDS)
     if not recorded and (machine.replayed or seen.system != "Windows"):
@@ -145,7 +145,7 @@ def full_part(machine: Machine, args: argparse.Namespace, seen: Seen, python: In
     """--full: the video engines and, where torch works, a minimal forward."""
     if not args.full:
         return [], {}
-    from preflight import video
+    from preflight.hardware import video
 
     engines = video.read_video(machine, seen.usable)
     findings = list(run_checks((video.check_video,), engines))
@@ -154,7 +154,7 @@ def full_part(machine: Machine, args: argparse.Namespace, seen: Seen, python: In
 
 def memory_part(machine: Machine, args: argparse.Namespace, seen: Seen, python: Interpreter | None) -> Part:
     """--baseline and --compare: free memory and holders, before and after."""
-    from preflight import memory_baseline
+    from preflight.hardware import memory_baseline
 
     now = memory_baseline.snapshot(seen)
     if args.compare:
@@ -173,7 +173,7 @@ def stress_part(machine: Machine, args: argparse.Namespace, seen: Seen, python: 
     """--stress-test, and the minimal forward of --stress-test and --full."""
     if not (args.stress_test or args.full or args.model) or python is None:
         return [], {}
-    from preflight import kernel_log, stress_test
+    from preflight.hardware import kernel_log, stress_test
 
     device = args.device or default_device(seen)
     works = seen.torch.kernels or (machine.replayed and seen.torch.asked)
@@ -206,7 +206,7 @@ def windows_tdr_delay(machine: Machine, seen: Seen) -> float | None:
     """Seconds that one kernel may take, on Windows with a display driver model; None where no such limit holds."""
     if seen.system != "Windows" or not any(gpu.driver_model == "WDDM" for gpu in seen.usable):
         return None
-    from preflight.windows_gpu import read_windows_graphics
+    from preflight.hardware.windows_gpu import read_windows_graphics
 
     return float(read_windows_graphics(machine).tdr_delay_s)
 
@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device in ("cuda", "xpu", "npu"):
         args.device += ":0"
     if args.model:
-        from preflight.stress_test import shape_of
+        from preflight.hardware.stress_test import shape_of
 
         shape_of(args.model)  # a bad model is refused before anything runs
     seen: list[Section] = []

@@ -114,7 +114,7 @@ if [ "$elsewhere" = no ] && [ -n "$into" ]; then
     [ -z "$there" ] || set -- "$@" --installed "$there"
 fi
 table() {
-    PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 "$reader" -m preflight.torch_command "$@"
+    PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 "$reader" -m preflight.hardware.torch_command "$@"
 }
 
 status=0

@@ -16,43 +16,43 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from preflight import plan as plans
-from preflight.adapter_choice import (
+from preflight.console import parser, run_main, run_stage
+from preflight.findings import Finding, Level, Section, quote, run_checks
+from preflight.machine import Machine, choose_python
+from preflight.model.adapter_choice import (
     check_adapters,
     check_asked_targets,
     check_heads,
     check_structure,
 )
-from preflight.attention import check_attention
-from preflight.chat_template import (
+from preflight.model.attention import check_attention
+from preflight.model.chat_template import (
     check_special_tokens,
     check_template,
     check_token_ids,
     check_tokenizer_config,
     eos_ids,
 )
-from preflight.console import parser, run_main, run_stage
-from preflight.directory_checks import (
+from preflight.model.directory_checks import (
     check_adapter_beside,
     check_config,
     check_links,
     check_weights,
 )
-from preflight.findings import Finding, Level, Section, quote, run_checks
-from preflight.hub import HubTrouble
-from preflight.machine import Machine, choose_python
-from preflight.model_facts import SHOWN, facts_of
-from preflight.model_look import Seen, look, read_card
-from preflight.model_shape import ModelShape
-from preflight.module_tree import check_tree
-from preflight.phone import add_flags as phone_flags
-from preflight.quantised import (
+from preflight.model.hub import HubTrouble
+from preflight.model.model_facts import SHOWN, facts_of
+from preflight.model.model_look import Seen, look, read_card
+from preflight.model.module_tree import check_tree
+from preflight.model.phone import add_flags as phone_flags
+from preflight.model.quantised import (
     check_four_bit,
     check_quantised,
 )
-from preflight.support import (
+from preflight.model.support import (
     check_support,
     read_versions,
 )
+from preflight.model_shape import ModelShape
 
 STAGE = "model_analyzer"
 

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from preflight import exam_checks
 from preflight.console import UsageError, parser, run_main, run_stage
 from preflight.findings import Finding, Level, Section, run_checks, say
-from preflight.harness import check_harness
 from preflight.machine import Machine, choose_python
-from preflight.red_team import MOST_PER_KIND, check_red_team
+from preflight.task import exam_checks
+from preflight.task.harness import check_harness
+from preflight.task.red_team import MOST_PER_KIND, check_red_team
 
 STAGE = "task_evaluator"
 # Long enough for a sentence or a small JSON object; a longer limit costs time on every answer that does not stop.
@@ -133,8 +133,8 @@ def _tiers(text: str) -> tuple[float, ...]:
 
 def read_data(args: argparse.Namespace) -> list[Any]:
     """The sample files. Raises UsageError when one cannot be read."""
-    from preflight.samples import ReadingRules, read_samples
-    from preflight.schemas import Validator, read_schema
+    from preflight.outputs.schemas import Validator, read_schema
+    from preflight.task.samples import ReadingRules, read_samples
 
     if not args.data and not args.red_team and not args.harness_task:
         raise UsageError("--data: is missing; name a file of samples (JSONL, JSON, CSV, Parquet)")
@@ -154,7 +154,7 @@ def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
     """Read the data, let the model answer, judge the answers. Without a model only the data is looked at."""
     if args.before or args.after:
         return compare_two(args)
-    from preflight import exam_run
+    from preflight.task import exam_run
 
     files = read_data(args)
     observed: dict[str, Any] = {"data": [file.as_json() for file in files]}
@@ -185,7 +185,7 @@ def check_model_asked(observed: Mapping[str, Any]) -> Finding:
 
 def compare_two(args: argparse.Namespace) -> Section:
     """The section about two finished exams."""
-    from preflight.exam_files import check_comparison, compare_exams, read_exam
+    from preflight.task.exam_files import check_comparison, compare_exams, read_exam
 
     if not (args.before and args.after):
         raise UsageError("--before and --after: both are needed; each is what `--json` printed, or a report's JSON")
@@ -198,8 +198,8 @@ def compare_two(args: argparse.Namespace) -> Section:
 
 def ask_harness(machine: Machine, args: argparse.Namespace) -> dict[str, Any]:
     """Run the named tasks of lm-evaluation-harness."""
-    from preflight.exam_run import job_of
-    from preflight.harness import run_harness, task_names
+    from preflight.task.exam_run import job_of
+    from preflight.task.harness import run_harness, task_names
 
     names, folder = task_names(args.harness_task)
     python = choose_python(machine, args.python, ("torch", "transformers", "lm_eval"))

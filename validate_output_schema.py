@@ -22,12 +22,12 @@ from typing import Any
 from preflight import console
 from preflight.facts import table
 from preflight.findings import Section, exit_code, quote, run_checks
-from preflight.json_outputs import Recovered, recover
-from preflight.lenient_json import json_type
-from preflight.output_checks import CHECKS
-from preflight.saved_outputs import PlacedOutput, read_outputs
-from preflight.schema_lint import PROVIDERS, lint
-from preflight.schemas import Fit, SchemaError, SchemaFile, Validator, read_schema
+from preflight.outputs.json_outputs import Recovered, recover
+from preflight.outputs.lenient_json import json_type
+from preflight.outputs.output_checks import CHECKS
+from preflight.outputs.saved_outputs import PlacedOutput, read_outputs
+from preflight.outputs.schema_lint import PROVIDERS, lint
+from preflight.outputs.schemas import Fit, SchemaError, SchemaFile, Validator, read_schema
 
 STAGE = "validate_output_schema"
 SHOWN = 1000  # results kept in `observed`; all are counted

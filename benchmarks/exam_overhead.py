@@ -29,7 +29,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from preflight.example_model import example_model  # noqa: E402
+from preflight.task.example_model import example_model  # noqa: E402
 
 NEW_TOKENS = 16
 

@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from preflight.lora import trainable_parameters  # noqa: E402 (after the path)
+from preflight.model.lora import trainable_parameters  # noqa: E402 (after the path)
 from preflight.model_shape import read_shape  # noqa: E402
 
 CONFIGS = ROOT / "tests" / "configs"

@@ -2,7 +2,8 @@
 
 Side by side, with a warm cache: by hand (virtualenv, install, one Python process that runs the same steps),
 `env_sandbox.py --mode full` with uv, and with pip. Prints seconds and ratios; exit code 1 when one is out of bounds.
-By hand, Python compiles what it imports; the sandbox brings the bytecode of an earlier one (preflight/bytecode.py).
+By hand, Python compiles what it imports; the sandbox brings the bytecode of an earlier one
+(preflight/software/bytecode.py).
 
     python benchmarks/sandbox_overhead.py [--repeat 3] [--without-pip]
 """
@@ -23,9 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from preflight.installers import find_installer, read_pip_settings  # noqa: E402
 from preflight.machine import Machine  # noqa: E402
-from preflight.requirements import tested_set  # noqa: E402
+from preflight.software.installers import find_installer, read_pip_settings  # noqa: E402
+from preflight.software.requirements import tested_set  # noqa: E402
 
 LIMIT_OVERHEAD = 1.2
 LIMIT_PIP = 2.0

@@ -17,8 +17,14 @@ sys.path.insert(0, str(ROOT))
 GROUPS = {
     "Scripts": "*.py",
     "preflight/": "preflight/*.py",
+    "preflight/hardware/ (gpu_probe.py)": "preflight/hardware/*.py",
+    "preflight/software/ (env_sandbox.py)": "preflight/software/*.py",
+    "preflight/model/ (model_analyzer.py)": "preflight/model/*.py",
+    "preflight/model/families/": "preflight/model/families/*.py",
     "preflight/memory/": "preflight/memory/*.py",
-    "preflight/families/": "preflight/families/*.py",
+    "preflight/task/ (task_evaluator.py)": "preflight/task/*.py",
+    "preflight/data/ (data_preprocessor.py; the task stage reads with it)": "preflight/data/*.py",
+    "preflight/outputs/ (validate_output_schema.py)": "preflight/outputs/*.py",
     "preflight/children/ (each runs alone in another interpreter)": "preflight/children/*.py",
     "benchmarks/": "benchmarks/*.py",
 }

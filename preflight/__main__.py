@@ -142,7 +142,7 @@ def resolve_job(args: argparse.Namespace) -> tuple[str, list[str], dict[str, Any
     from preflight.facts import shipped
 
     if args.model is None:
-        from preflight.example_model import example_model
+        from preflight.task.example_model import example_model
 
         model = str(example_model())
         data = [str(shipped("examples", name)) for name in ("questions.jsonl", "judge.jsonl")]
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the main job, or `explain`. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["explain"]:
-        from preflight import explain
+        from preflight.software import explain
 
         return int(explain.main(arguments[1:]))
     args = make_parser().parse_args(arguments)

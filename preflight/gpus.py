@@ -210,7 +210,7 @@ def usable_gpus(seen: Accelerators) -> list[Gpu]:
 
 def read_accelerators(machine: Machine) -> Accelerators:
     """Ask every vendor's tool that is here. What is absent costs nothing."""
-    from preflight import accelerators
+    from preflight.hardware import accelerators
 
     return accelerators.read(machine)
 

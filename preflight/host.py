@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from preflight.hardware.readings import whole
 from preflight.machine import Machine
-from preflight.readings import whole
 
 
 @dataclass(frozen=True)

@@ -405,7 +405,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     Modules are laid out as transformers 5.24 does it (fused experts are one 3-D parameter); for remote-code
     architectures as their published code does. Counts are checked against the meta device in tests/test_model_shape.py.
     """
-    from preflight import families
+    from preflight.model import families
 
     if not isinstance(config, Mapping):
         raise ConfigTrouble("config.json does not hold a JSON object")

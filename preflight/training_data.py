@@ -29,7 +29,7 @@ def conversation_of(value: Any) -> tuple[list[dict[str, Any]], list[Any] | None]
 
     Evaluation samples count as well when their right answer is one text or one JSON value.
     """
-    from preflight.conversations import read_conversation
+    from preflight.data.conversations import read_conversation
 
     found = read_conversation(value)
     if [problem.code for problem in found.problems] == ["no-assistant-turn"] and isinstance(value, dict):
@@ -75,7 +75,7 @@ def prompt_key(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _conversations(path: Path, left_out: dict[str, int]) -> Iterator[tuple[Any, str, list[dict[str, Any]], Any]]:
-    from preflight.records import BadRecord, Unreadable, read_records
+    from preflight.data.records import BadRecord, Unreadable, read_records
 
     try:
         for record in read_records(path):
@@ -169,8 +169,8 @@ def _json_or_none(text: Any) -> Any:
 
 def _copy_evaluation(source: Path, folder: Path, asked: set[str]) -> int:
     """Copies the evaluation samples as they are (as JSON Lines) and notes their prompts."""
-    from preflight.conversations import read_conversation
-    from preflight.records import BadRecord, Unreadable, read_records
+    from preflight.data.conversations import read_conversation
+    from preflight.data.records import BadRecord, Unreadable, read_records
 
     count = 0
     try:

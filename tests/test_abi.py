@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from preflight.abi import Stack, check_abi, cuda_of, why_not
 from preflight.findings import Level
+from preflight.software.abi import Stack, check_abi, cuda_of, why_not
 
 CP311 = frozenset(
     [f"cp311-cp311-manylinux_2_{n}_x86_64" for n in range(5, 37)]

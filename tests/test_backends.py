@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from preflight import backends
-from preflight.backends import Request
 from preflight.machine import Machine, RecordedMachine, RecordingMachine
+from preflight.task import backends
+from preflight.task.backends import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "sk-test-0123456789abcdef"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight import conversations
-from preflight.conversations import clean_text, looks_misdecoded, plain_conversation, read_conversation, shape_of
+from preflight.data import conversations
+from preflight.data.conversations import clean_text, looks_misdecoded, plain_conversation, read_conversation, shape_of
 
 Q, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}

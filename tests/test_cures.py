@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from preflight.cures import (
+from preflight.findings import Finding, Level
+from preflight.machine import Machine
+from preflight.software.cures import (
     HASHES,
     Try,
     fixed_requirements,
@@ -21,11 +23,9 @@ from preflight.cures import (
     with_changes,
     with_proof,
 )
-from preflight.findings import Finding, Level
-from preflight.installers import Installer, PipSettings, flat_requirements
-from preflight.machine import Machine
-from preflight.requirements import Requirements, read_requirements
-from preflight.stack import Request
+from preflight.software.installers import Installer, PipSettings, flat_requirements
+from preflight.software.requirements import Requirements, read_requirements
+from preflight.software.stack import Request
 
 
 def read(tmp_path: Path, text: str, name: str = "requirements.txt") -> Requirements:

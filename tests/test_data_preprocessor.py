@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import data_preprocessor
 from preflight.console import UsageError
-from preflight.packing import packing, percentile
-from preflight.personal_data import personal_data
-from preflight.prepare import near_text
-from preflight.strict_instruction import strict_instruction
+from preflight.data.packing import packing, percentile
+from preflight.data.personal_data import personal_data
+from preflight.data.prepare import near_text
+from preflight.data.strict_instruction import strict_instruction
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -204,7 +204,7 @@ def test_the_instruction_stands_once_however_often_it_is_added(turn: str, named:
 def test_one_process_and_several_write_the_same_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preflight.spool.PIECE_BYTES", 50_000)
+    monkeypatch.setattr("preflight.data.spool.PIECE_BYTES", 50_000)
     random_ = random.Random(3)
     lines = [json.dumps(chat(sentence(random_, 30), sentence(random_, 30))) for _ in range(600)]
     lines[100] = lines[50]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import env_sandbox
-from preflight import wheelhouse
 from preflight.console import UsageError
-from preflight.diagnosis import check_stages, failures, root_of
 from preflight.findings import Level
 from preflight.machine import Answer
-from preflight.stack import Request, other_imports, printed_by_step, read_stages
+from preflight.software import wheelhouse
+from preflight.software.diagnosis import check_stages, failures, root_of
+from preflight.software.stack import Request, other_imports, printed_by_step, read_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -200,8 +200,8 @@ def test_a_printed_error_of_a_step_that_went_on_is_a_warning() -> None:
 
 
 def test_what_builds_on_transformers_is_imported_after_it(tmp_path: Path) -> None:
-    from preflight.installers import Installer, PipSettings
-    from preflight.requirements import read_requirements
+    from preflight.software.installers import Installer, PipSettings
+    from preflight.software.requirements import read_requirements
 
     (tmp_path / "r.txt").write_text("trl\npandas\nPillow\ntorch\nsetuptools\n")
     request = Request(read_requirements(tmp_path / "r.txt"), "python", Installer("uv", "", "", ""), PipSettings())

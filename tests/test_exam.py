@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from preflight import exam, exam_checks, red_team
-from preflight.backends import Reply, read_run
 from preflight.findings import Finding, Level
-from preflight.harness import harness_results
-from preflight.lora_advice import lora_advice
-from preflight.samples import Sample
-from preflight.scoring import read_scorer
+from preflight.task import exam, exam_checks, red_team
+from preflight.task.backends import Reply, read_run
+from preflight.task.harness import harness_results
+from preflight.task.lora_advice import lora_advice
+from preflight.task.samples import Sample
+from preflight.task.scoring import read_scorer
 
 
 def sample(number: int, rule: Any = None, task: str = "t") -> Sample:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from preflight import example_model as example
 from preflight.machine import RecordedMachine
+from preflight.task import example_model as example
 
 SMALL = Path(__file__).resolve().parent.parent / "examples" / "smollm2-135m-instruct"
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from preflight import explain, facts
-from preflight.explain import exceptions, explained, first_match, matches, read_oom, signatures, size_bytes
+from preflight import facts
 from preflight.findings import Level
+from preflight.software import explain
+from preflight.software.explain import exceptions, explained, first_match, matches, read_oom, signatures, size_bytes
 
 ROWS = facts.table("error_signatures")["signatures"]
 SAMPLES = [(row["id"], text) for row in ROWS for text in row.get("sample", [])]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from preflight import backends
-from preflight.backends import Request
 from preflight.machine import Machine
+from preflight.task import backends
+from preflight.task.backends import Request
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow

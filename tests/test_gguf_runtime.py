@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from preflight.findings import Level
-from preflight.gguf_runtime import check_gguf, commands, read_answer, write_tiny_gguf
 from preflight.machine import Answer
+from preflight.software.gguf_runtime import check_gguf, commands, read_answer, write_tiny_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,8 +8,8 @@ from machines import machine
 import gpu_probe
 from preflight.console import run_main
 from preflight.findings import Level
-from preflight.memory_baseline import check_difference, difference
-from preflight.windows_gpu import WindowsGraphics, check_windows, parse_events, parse_tdr
+from preflight.hardware.memory_baseline import check_difference, difference
+from preflight.hardware.windows_gpu import WindowsGraphics, check_windows, parse_events, parse_tdr
 
 GIB = 1 << 30
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 import gpu_probe
-from preflight import accelerators
 from preflight.console import run_main
 from preflight.findings import Level, run_checks
-from preflight.gpu_checks import Seen
-from preflight.gpu_health import kind_of_program, xids_by_gpu
 from preflight.gpus import Gpu, usable_gpus
+from preflight.hardware import accelerators
+from preflight.hardware.gpu_checks import Seen
+from preflight.hardware.gpu_health import kind_of_program, xids_by_gpu
+from preflight.hardware.kernel_log import parse_kernel_log
+from preflight.hardware.readings import number, size_bytes
 from preflight.host import parse_meminfo, parse_uname, read_cpu_quota, read_environments, read_memory_limit
-from preflight.kernel_log import parse_kernel_log
 from preflight.machine import Machine, RecordedMachine
-from preflight.readings import number, size_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKES = ROOT / "tests" / "fake_torch"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.installers import (
+from preflight.software.installers import (
     Environment,
     Installer,
     PipSettings,
@@ -26,8 +26,8 @@ from preflight.installers import (
     parse_pylock,
     parse_wishes,
 )
-from preflight.requirements import read_requirements
-from preflight.stack import trouble_of
+from preflight.software.requirements import read_requirements
+from preflight.software.stack import trouble_of
 
 # As printed by uv 0.13.9 and pip 26, 2026-11-30.
 UV_CONFLICT = """error: No solution found when resolving dependencies
@@ -247,7 +247,7 @@ def test_uvs_lock_is_read_with_sizes_dates_and_what_must_be_built() -> None:
     assert found["annotated-doc"].from_source is False and found["six"].from_source is False
     assert found["flash-attn"].from_source is True and found["mine"].from_source is True
     assert found["mine"].filename == "" and found["six"].size_bytes is None
-    from preflight.installers import Resolution
+    from preflight.software.installers import Resolution
 
     assert [p.name for p in cuda_packages(Resolution(True, list(found.values()), "", "", 1))] == ["nvidia-cublas"]
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.json_outputs import recover
-from preflight.lenient_json import fingerprint
-from preflight.saved_outputs import output_in
+from preflight.outputs.json_outputs import recover
+from preflight.outputs.lenient_json import fingerprint
+from preflight.outputs.saved_outputs import output_in
 
 A = {"a": 1}
 

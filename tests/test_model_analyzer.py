@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import model_analyzer
-from preflight.attention import parse_modeling
 from preflight.console import UsageError
-from preflight.model_directory import read_model_directory
+from preflight.model.attention import parse_modeling
+from preflight.model.model_directory import read_model_directory
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
@@ -444,7 +444,7 @@ def test_a_type_that_only_transformers_knows_is_read_from_its_modules(tmp_path, 
 
 
 def test_a_model_without_vocabulary_is_no_language_model():
-    from preflight.model_look import Card, read_memory
+    from preflight.model.model_look import Card, read_memory
     from preflight.model_shape import shape_from_tree
     from preflight.plan import Plan
 

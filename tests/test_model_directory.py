@@ -12,7 +12,7 @@ import pytest
 
 import model_analyzer
 from preflight.console import UsageError
-from preflight.model_directory import read_model_directory, stored_bytes
+from preflight.model.model_directory import read_model_directory, stored_bytes
 
 REPOSITORY = Path(__file__).parent.parent
 LLAMA = {
@@ -226,7 +226,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_a_hostile_template_is_stopped(tmp_path, capsys, monkeypatch, name):
-    from preflight import chat_template
+    from preflight.model import chat_template
 
     monkeypatch.setattr(chat_template, "RENDER_LIMIT_S", 4.0)
     config = json.dumps({"chat_template": TEMPLATES[name], "eos_token": "</s>"})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import model_analyzer
-from preflight import hub
+from preflight.model import hub
 
 pytest.importorskip("huggingface_hub")
 COMMIT = "a" * 40

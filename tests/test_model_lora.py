@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from preflight.adapter_choice import choices, language_pattern, linear_names, recommend_rank, recommended
-from preflight.lora import default_targets, reach, trainable_parameters
+from preflight.model.adapter_choice import choices, language_pattern, linear_names, recommend_rank, recommended
+from preflight.model.lora import default_targets, reach, trainable_parameters
 from preflight.model_shape import read_shape
 
 HERE = Path(__file__).parent

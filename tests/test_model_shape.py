@@ -102,7 +102,7 @@ def test_each_type_still_counts_like_the_installed_transformers(tmp_path):
     assert len(rows) == len(by_type) >= 37, answer.stderr[-2000:]
     wrong = []
     for row in rows:
-        from preflight.lora import reach
+        from preflight.model.lora import reach
 
         assert "error" not in row, row
         shape = read_shape(json.loads(Path(row["name"]).read_text()))
@@ -291,7 +291,7 @@ def test_a_tree_from_transformers_becomes_a_shape():
     ],
 )
 def test_transformers_4_had_linear_layers_where_5_has_stacks(values, linear_weights):
-    from preflight.families.moe import as_transformers_4
+    from preflight.model.families.moe import as_transformers_4
 
     shape = read_shape(values)
     assert shape.bitsandbytes_weights < linear_weights

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.explain import explained
+from preflight.software.explain import explained
 
 SCRIPT = Path(__file__).with_name("provoke_errors.py")
 

@@ -16,9 +16,9 @@ import jinja2
 import pytest
 
 from preflight.console import UsageError
-from preflight.example_model import example_model
 from preflight.plan import Plan
 from preflight.recipe import pins, write_recipe
+from preflight.task.example_model import example_model
 from preflight.training_data import conversation_of, prompt_key
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight import records as records_module
-from preflight.encodings import detect_encoding
-from preflight.records import BadRecord, Record, Unreadable, read_records
+from preflight.data import records as records_module
+from preflight.data.encodings import detect_encoding
+from preflight.data.records import BadRecord, Record, Unreadable, read_records
 
 CHINESE = '{"text": "\u4f60\u597d\uff0c\u8bf7\u95ee\u4eca\u5929\u7684\u5929\u6c14\u600e\u4e48\u6837\uff1f"}\n'
 FRENCH = '{"text": "O\u00f9 est l\'h\u00f4tel \u00e0 Gen\u00e8ve ? Le caf\u00e9"}\n'

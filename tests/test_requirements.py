@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight import requirements
 from preflight.console import UsageError
-from preflight.requirements import (
+from preflight.software import requirements
+from preflight.software.requirements import (
     TESTED_SET,
     Requirements,
     hash_mode_offenders,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from preflight.console import UsageError
-from preflight.few_shot import split_shots, with_examples
-from preflight.samples import ReadingRules, Sample, SampleFile, answer_to_show, read_samples
+from preflight.task.few_shot import split_shots, with_examples
+from preflight.task.samples import ReadingRules, Sample, SampleFile, answer_to_show, read_samples
 
 
 def read(folder: Path, *records: Any, rules: ReadingRules | None = None, name: str = "data.jsonl") -> SampleFile:

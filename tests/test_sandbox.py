@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from preflight import sandbox as module
 from preflight.console import UsageError
-from preflight.sandbox import LOCK, OWNER_VARIABLE, PREFIX, choose_root, remove, sandbox, sweep
+from preflight.software import sandbox as module
+from preflight.software.sandbox import LOCK, OWNER_VARIABLE, PREFIX, choose_root, remove, sandbox, sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")

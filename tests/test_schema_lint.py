@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from preflight.facts import table
-from preflight.schema_lint import LOOKS, PROVIDERS, Breach, Lint, Node, lint, object_depth
-from preflight.schemas import SchemaPart, unwrap
+from preflight.outputs.schema_lint import LOOKS, PROVIDERS, Breach, Lint, Node, lint, object_depth
+from preflight.outputs.schemas import SchemaPart, unwrap
 
 TEXT: dict[str, Any] = {"type": "string"}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from preflight.console import UsageError
-from preflight.schemas import Validator, python_pattern, read_schema
+from preflight.outputs.schemas import Validator, python_pattern, read_schema
 
 
 @pytest.mark.parametrize(

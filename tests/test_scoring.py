@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.regexes import TooSlow, _in_a_child, search_bounded
-from preflight.scoring import (
+from preflight.task.regexes import TooSlow, _in_a_child, search_bounded
+from preflight.task.scoring import (
     BadScorer,
     chosen_label,
     has_keyword,

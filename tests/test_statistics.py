@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight import statistics as stats
+from preflight.task import statistics as stats
 
 
 # Brown, Cai and DasGupta, Statistical Science 16 (2001), and the table in FACTS §14 (percent, rounded).

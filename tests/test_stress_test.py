@@ -13,7 +13,7 @@ import pytest
 
 import gpu_probe
 from preflight.findings import Level
-from preflight.stress_test import (
+from preflight.hardware.stress_test import (
     DEFAULT_SHAPE,
     StressResult,
     check_stress,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from preflight.example_model import example_gguf, example_model
-from preflight.statistics import wilson
+from preflight.task.example_model import example_gguf, example_model
+from preflight.task.statistics import wilson
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"

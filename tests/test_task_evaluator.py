@@ -254,10 +254,10 @@ def test_an_exam_can_be_compared_with_itself_through_a_report(tmp_path: Path) ->
     ],
 )
 def test_an_own_function_judges_in_a_child(tmp_path: Path, code: str, passed: int, failed: int) -> None:
-    from preflight import exam, exam_run
-    from preflight.backends import Reply
     from preflight.machine import Machine
-    from preflight.samples import ReadingRules, read_samples
+    from preflight.task import exam, exam_run
+    from preflight.task.backends import Reply
+    from preflight.task.samples import ReadingRules, read_samples
 
     file = tmp_path / "own.py"
     file.write_text(code)

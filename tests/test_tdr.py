@@ -9,8 +9,8 @@ import pytest
 
 import env_sandbox
 from preflight.findings import Level
+from preflight.hardware.tdr import DEFAULTS_S, check_timeouts, parse_reg_query, read_timeouts, reg_file, write_pair
 from preflight.machine import RecordedMachine
-from preflight.tdr import DEFAULTS_S, check_timeouts, parse_reg_query, read_timeouts, reg_file, write_pair
 
 REG = """
 HKEY_LOCAL_MACHINE\\SYSTEM\\CurrentControlSet\\Control\\GraphicsDrivers

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import gpu_probe
-from preflight import accelerators
+from preflight.hardware import accelerators
+from preflight.hardware.nvidia import parse_nvml
 from preflight.machine import Machine
-from preflight.nvidia import parse_nvml
 
 ROOT = Path(__file__).resolve().parent.parent
 NVML = ROOT / "tests" / "fake_nvml"

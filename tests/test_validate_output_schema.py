@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import validate_output_schema
 from preflight.console import UsageError, run_main
-from preflight.schemas import Validator
+from preflight.outputs.schemas import Validator
 from validate_output_schema import PlacedOutput, judge_output
 
 ROOT = Path(__file__).resolve().parent.parent

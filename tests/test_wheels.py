@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from preflight.capability import capability_from_name, capability_of
 from preflight.facts import table
+from preflight.hardware.capability import capability_from_name, capability_of
 from preflight.wheels import (
     Target,
     choose,

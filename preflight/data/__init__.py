@@ -1,0 +1,1 @@
+"""Reading, judging and writing training data."""

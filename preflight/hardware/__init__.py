@@ -1,0 +1,1 @@
+"""What accelerators are here, whether their drivers answer, and what they can do."""

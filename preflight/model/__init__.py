@@ -1,0 +1,1 @@
+"""What a model directory holds and what can be done with it."""

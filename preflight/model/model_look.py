@@ -1,0 +1,330 @@
+"""Everything that is looked at about one model: the plain data that the model stage judges."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from preflight import plan as plans
+from preflight.console import UsageError
+from preflight.findings import Finding, Level, crashed, quote, say
+from preflight.machine import Interpreter, Machine
+from preflight.memory.budget import Budget, named_card
+from preflight.model.adapter_choice import (
+    Choice,
+    Rank,
+    choices,
+    recommend_rank,
+    recommended,
+)
+from preflight.model.attention import Supported, Taken, read_supported, taken
+from preflight.model.chat_template import (
+    Rendered,
+    Tokenizer,
+    read_tokenizer,
+    render_templates,
+)
+from preflight.model.hub import HubTrouble, fetch_model, is_hub_id
+from preflight.model.model_directory import ModelDirectory, read_model_directory
+from preflight.model.module_tree import Tree, ask_tree, lora_requests, wanted
+from preflight.model.phone import phone
+from preflight.model.quantised import (
+    Quantised,
+    method_on,
+    read_quantised,
+)
+from preflight.model.support import (
+    Support,
+    Versions,
+    at_least,
+    read_support,
+)
+from preflight.model_shape import ConfigTrouble, ModelShape, read_shape
+from preflight.plan import Plan
+
+# English text and code: 3.5 to 4.5 bytes a token with the tokenizers of current models.
+BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Card:
+    """The card that is judged for. `gpu` False: none, training would run on the CPU; None: not known."""
+
+    gpu: bool | None
+    capability: str | None
+    name: str | None
+    budget: Budget | None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything that was looked at; the checks judge nothing else."""
+
+    name: str
+    directory: ModelDirectory
+    shape: ModelShape | None
+    shape_trouble: str
+    versions: Versions
+    support: Support
+    quantised: Quantised | None
+    tokenizer: Tokenizer
+    rendered: dict[str, Rendered]
+    made: list[Choice]
+    rank: Rank | None
+    plan: Plan
+    card: Card
+    supported: Supported
+    taken: Taken | None
+    memory: dict[str, Any]
+    memory_findings: tuple[Finding, ...]
+    tree: Tree | None = None
+    phone: dict[str, Any] | None = None
+    phone_findings: tuple[Finding, ...] = ()
+
+
+def read_card(machine: Machine, args: argparse.Namespace) -> Card:
+    """The card to judge for: named on the command line, else the first that is here, else none."""
+    from preflight.gpus import read_gpus
+    from preflight.hardware.capability import capability_from_name, completed
+
+    if args.gpu_vram_gb is not None and not 0 < args.gpu_vram_gb < 100_000:
+        raise UsageError(f"--gpu-vram-gb {args.gpu_vram_gb}: a size in GiB above 0 is needed")
+    named = capability_from_name(args.gpu) if args.gpu else None
+    if args.gpu and named is None:
+        raise UsageError(f"--gpu {args.gpu}: not a known card; name it as nvidia-smi does, or give 8.6 and the like")
+    if args.gpu_vram_gb is not None:
+        return Card(True, named, args.gpu, named_card(args.gpu_vram_gb))
+    gpus = [] if args.gpu else [completed(gpu) for gpu in read_gpus(machine)]
+    if gpus:
+        gpu = max(gpus, key=lambda each: each.free_bytes or each.total_bytes or 0)
+        free = gpu.free_bytes if gpu.free_bytes is not None else gpu.total_bytes
+        budget = Budget(free, gpu.total_bytes, gpu.used_bytes, unified_memory=bool(gpu.unified_memory), name=gpu.name)
+        return Card(True, gpu.compute_capability, gpu.name, budget)
+    if args.gpu:
+        return Card(True, named, args.gpu, None)
+    if args.here:
+        from preflight.host import read_host
+
+        host = read_host(machine)
+        return Card(
+            False,
+            None,
+            "CPU",
+            Budget(host.ram_available_bytes, host.ram_total_bytes, cpu=True, name="this machine's RAM"),
+        )
+    return Card(None, None, None, None)
+
+
+def look(
+    machine: Machine, name: str, args: argparse.Namespace, card: Card, versions: Versions, python: Interpreter
+) -> Seen:
+    """Everything about one model."""
+    fetched = fetch_model(machine, python.path, name) if is_hub_id(name) else None
+    if fetched is not None and fetched.trouble:
+        raise HubTrouble(name, fetched)
+    directory = read_model_directory(
+        fetched.folder if fetched else name, args.follow_links, fetched.listing if fetched else None
+    )
+    shape, trouble = None, ""
+    if directory.config.object:
+        try:
+            shape = read_shape(directory.config.object)
+        except ConfigTrouble as error:
+            trouble = str(error)
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:  # values of odd types
+            trouble = f"its values do not fit together ({type(error).__name__}: {error})"
+    support = read_support(directory, shape, versions)
+    tree = None
+    if wanted(args, directory, shape, support, versions):
+        tree = ask_tree(machine, python.path, directory, args.trust_remote_code, lora_requests())
+        if tree.shape is not None and (shape is None or shape.structure in ("unknown", "language part")):
+            shape, trouble = tree.shape, ""
+    version = versions.of("transformers")
+    if shape is not None and version and not at_least(version, "5.0"):
+        from preflight.model.families.moe import as_transformers_4
+
+        shape = as_transformers_4(shape)
+    quantised = read_quantised(directory.config.object, directory)
+    tokenizer = read_tokenizer(directory, args.follow_links)
+    rendered = render_templates(tokenizer)
+    plan, choose = plans.plan_from_flags(args)
+    plan = replace(plan, compute_capability=card.capability or plan.compute_capability)
+    if plan.transformers is None:
+        plan = replace(plan, transformers=versions.of("transformers"))
+    unsaid = args.autocast is None and args.weight_dtype is None and not args.config
+    if unsaid and card.capability is not None and not at_least(card.capability, "8.0"):
+        plan = replace(plan, autocast="fp16", weight_dtype="fp16")  # these cards only emulate bf16
+    if args.sequence_tokens is None and not args.config and shape is not None and shape.max_position:
+        plan = replace(plan, sequence_tokens=min(plan.sequence_tokens, shape.max_position))
+    made = choices(shape, support.native) if shape is not None else []
+    tokens = trained_tokens(args)
+    rank = recommend_rank(shape, recommended(made), tokens) if shape is not None else None
+    supported = read_supported(shape, directory, versions, support.native)
+    if tree is not None and tree.shape is not None:
+        has = tree.attention
+        where = f"transformers {tree.versions.get('transformers', '?')}"
+        supported = Supported(has.get("sdpa"), has.get("flash"), has.get("flex"), where)
+    memory, findings = (
+        read_memory(shape, plan, choose, card, quantised, args.recommend) if shape is not None else ({}, [])
+    )
+    if args.rehearse and memory:
+        chosen = replace(plan, method=memory["plan"]["method"])
+        memory["rehearsal"], findings = rehearsed(machine, python.path, directory, chosen, card, args, findings)
+    if args.measure and memory:
+        from preflight.memory.rehearsal import Job
+        from preflight.memory.report import measured
+
+        job = Job(directory.config.object, replace(plan, method=memory["plan"]["method"]))
+        memory["measured"], told = measured(machine, python.path, job, memory)
+        findings = [*findings, told]
+    on_phone, phone_findings = phone(shape, args)
+    chosen = plan if not memory else replace(plan, method=memory["plan"]["method"])
+    return Seen(
+        name=name if fetched else directory.path.resolve().name if name in (".", "..") else Path(name).name or name,
+        directory=directory,
+        shape=shape,
+        shape_trouble=trouble,
+        versions=versions,
+        support=support,
+        quantised=quantised,
+        tokenizer=tokenizer,
+        rendered=rendered,
+        made=made,
+        rank=rank,
+        plan=chosen,
+        card=card,
+        supported=supported,
+        taken=taken(shape, chosen, supported, card.capability, versions, card.gpu) if shape is not None else None,
+        memory=memory,
+        memory_findings=tuple(findings),
+        tree=tree,
+        phone=on_phone,
+        phone_findings=tuple(phone_findings),
+    )
+
+
+def trained_tokens(args: argparse.Namespace) -> int | None:
+    """Tokens that will be trained on: as given, else about four bytes of text each in the data file.
+
+    Raises UsageError for a file that cannot be read.
+    """
+    if args.tokens is not None:
+        if args.tokens < 1:
+            raise UsageError(f"--tokens {args.tokens}: a number of at least 1 is needed")
+        return int(args.tokens)
+    if args.data is None:
+        return None
+    try:
+        return max(1, Path(args.data).stat().st_size // BYTES_PER_TOKEN)
+    except OSError as error:
+        raise UsageError(f"--data {args.data}: cannot be read ({error.strerror})") from error
+
+
+def read_memory(
+    shape: ModelShape, plan: Plan, choose: bool, card: Card, quantised: Quantised | None, recommend: bool
+) -> tuple[dict[str, Any], list[Finding]]:
+    """What the plan takes and whether that fits; without a card only what it takes.
+
+    A quantised base has one way only: LoRA on what it is once it is loaded.
+    """
+    from preflight.memory.report import memory
+
+    if shape.vocab_size is None and shape.structure != "unknown":
+        return {}, []  # not a language model: the formulas do not apply, and another finding says so
+    only = method_on(quantised) if quantised is not None else None
+    if only is not None and (choose or plan.method in ("full", "lora", "qlora")):
+        plan, choose = replace(plan, method=only), False
+    budget = card.budget or Budget(None)
+    try:
+        observed, findings = memory(shape, plan, budget, choose, recommend)
+    except Exception as error:  # a layer that the estimate does not know must not cost the rest of this section
+        return {}, [crashed("memory", error)]
+    if only is not None and (made := observed.get("estimate")):
+        sizes = {key: made[key] for key in ("allocated_bytes", "reserved_bytes")}
+        observed["by_method"] = {only: {**sizes, "verdict": observed.get("verdict")}}
+    partly = shape.structure == "language part"
+    if partly and card.budget is not None and observed.get("verdict") != "no":
+        return observed, [
+            Finding(
+                "memory-of-language-part",
+                Level.UNKNOWN,
+                f"Could not tell whether it fits: the language model alone takes {_gib(observed)} at the peak.",
+                "The vision or audio part comes on top, and its size is not known here.",
+                ("add the size of those weights to this figure",),
+                "preflight/memory/closed_form.py",
+            )
+        ]
+    if card.budget is None and observed.get("by_method"):
+        needs = ", ".join(
+            f"{method} {item['allocated_bytes'] / 2**30:.1f} GiB" for method, item in observed["by_method"].items()
+        )
+        seen = "The memory of that card is not known" if card.gpu else "No GPU was seen here and none was named"
+        note = f"{seen}: whether it fits was not judged (`--gpu-vram-gb N`, `--here`)."
+        where = f"{plan.micro_batch} x {plan.sequence_tokens} tokens"
+        return observed, [
+            Finding(
+                "memory-needs",
+                Level.OK,
+                f"Peak of training with {where}: {needs}{' (the language model alone)' if partly else ''}.",
+                note,
+                source="preflight/memory/closed_form.py",
+            )
+        ]
+    return observed, [_on_cpu(finding) for finding in findings] if card.gpu is False else findings
+
+
+def _gib(observed: dict[str, Any]) -> str:
+    made = observed.get("estimate")
+    return f"{made['allocated_bytes'] / 2**30:.1f} GiB" if made else "an unknown amount"
+
+
+def rehearsed(
+    machine: Machine,
+    python: str,
+    directory: ModelDirectory,
+    plan: Plan,
+    card: Card,
+    args: argparse.Namespace,
+    findings: list[Finding],
+) -> tuple[dict[str, Any], list[Finding]]:
+    """What the rehearsal says; its verdict takes the place of the closed form's when there is a card to judge for."""
+    from preflight.memory.budget import judge
+    from preflight.memory.rehearsal import TIMEOUT_S, Job, rehearse
+    from preflight.memory.report import describe
+
+    say(f"rehearsing the training step (up to {TIMEOUT_S:.0f} s)")
+    folder = str(directory.path.resolve()) if args.trust_remote_code else None
+    job = Job(directory.config.object, plan, folder, args.trust_remote_code)
+    made = rehearse(machine, python, [job])[0]
+    if made.estimate is None:
+        trouble = Finding(
+            "rehearsal-failed",
+            Level.UNKNOWN,
+            f"The training step could not be rehearsed: {quote(made.trouble)}",
+            f"It ended in the step {quote(made.step or 'start', 60)}; the closed form above is what is left.",
+            ("name an interpreter with torch, transformers and peft: `--python PATH`",),
+            "preflight/memory/rehearsal.py",
+        )
+        return {"trouble": quote(made.trouble), "estimate": None}, [*findings, trouble]
+    observed = {"trouble": None, "estimate": made.estimate.as_json(), "seconds": made.seconds}
+    if card.budget is None:
+        peak = made.estimate.allocated_bytes / 2**30
+        told = Finding(
+            "memory-rehearsed",
+            Level.OK,
+            f"{describe(plan)}: the rehearsed step peaks at {peak:.2f} GiB of tensors (at: {made.estimate.moment}).",
+            source="preflight/memory/rehearsal.py",
+        )
+        return observed, [*findings, told]
+    verdict = judge(made.estimate, card.budget, f"{describe(plan)}, rehearsed with the packages under test,")
+    return observed, [verdict, *(f for f in findings if not f.code.startswith("memory-fit-"))]
+
+
+def _on_cpu(finding: Finding) -> Finding:
+    """The same about training in this machine's RAM: there is no CUDA context there."""
+    what = re.sub(r", plus about [\d.]+ GiB of CUDA context", "", finding.what).replace("is free.", "of RAM is free.")
+    note = " The figures are those of the same run on a GPU; the CPU keeps the same tensors."
+    return replace(finding, what=what, why=finding.why + note)

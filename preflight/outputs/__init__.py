@@ -1,0 +1,1 @@
+"""Model outputs, JSON Schemas and providers' rules."""

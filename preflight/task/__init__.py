@@ -1,0 +1,1 @@
+"""Asking a model questions and judging its answers."""
