@@ -1,7 +1,8 @@
 """Can I fine-tune this model, here?  Runs the four stages in order and writes the verdict on top of one report.
 
 Without MODEL it runs the embedded example: a small real model and data that ship with the program.
-`python -m preflight explain LOGFILE` explains the errors in a log instead.
+`python -m preflight explain LOGFILE` explains the errors in a log instead; `python -m preflight render RECORD.json
+--lang zh` writes the views of a report again, in another language, without running anything.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from preflight.findings import Finding, Level, Section, exit_code, quote, say, s
 from preflight.redact import redacted
 from preflight.report import STAGES, write_sections
 from preflight.verdict import judge
+from preflight.words import ENGLISH, words_of
 
 # Generous: a stage that takes longer has hung. Software downloads; the task stage generates text on a CPU.
 LIMITS_S = {"gpu_probe": 300, "env_sandbox": 3600, "model_analyzer": 900, "task_evaluator": 3600}
@@ -162,12 +164,14 @@ def resolve_job(args: argparse.Namespace) -> tuple[str, list[str], dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the main job, or `explain`. Returns the exit code."""
+    """Run the main job, `explain` or `render`. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["explain"]:
         from preflight.software import explain
 
         return int(explain.main(arguments[1:]))
+    if arguments[:1] == ["render"]:
+        return render_again(arguments[1:])
     args = make_parser().parse_args(arguments)
     report = None if args.no_report else args.report or (None if args.json else DEFAULT_REPORT)
     if args.open and not report:
@@ -194,17 +198,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     else:
         for section in sections:
-            print_section(section_from_json(document["sections"][section.stage]), args.color, args.verbose)
+            print_section(section_from_json(document["sections"][section.stage]), args.color, args.verbose, args.lang)
             print()
-        print_verdict(verdict, paint)
+        print_verdict(verdict, paint, args.lang)
     if report:
         clean = [section_from_json(document["sections"][section.stage]) for section in sections]
-        trouble = write_sections(report, clean, document["job"])
+        trouble = write_sections(report, clean, document["job"], args.lang)
         if trouble:
             say(f"error: {trouble}")
             return 2
         if not args.json:
-            print(f"\nWritten: {report} (and .html for looking, .json for programs)")
+            said = words_of(args.lang).template("Written: {path} (and .html for looking, .json for programs)")
+            print("\n" + said.format(path=report))
         if args.open:
             show_page(Path(report).with_suffix(".html"))
     if args.recipe:
@@ -253,14 +258,51 @@ def verdict_code(verdict: dict[str, Any], sections: Sequence[Section]) -> int:
     return 3 if code == 0 and verdict["answer"] == "could not tell" else code
 
 
-def print_verdict(verdict: dict[str, Any], paint: Any) -> None:
+def print_verdict(verdict: dict[str, Any], paint: Any, language: str = ENGLISH) -> None:
     """The verdict for people, on stdout, last, where the eye is."""
+    words = words_of(language)
     levels = {"yes": Level.OK, "marginal": Level.WARN, "no": Level.FAIL, "could not tell": Level.UNKNOWN}
-    print(f"verdict: {paint(verdict['answer'].upper(), levels[verdict['answer']])}. {verdict['sentence']}")
+    answer = paint(words.text(verdict["answer"].upper()), levels[verdict["answer"]])
+    sentence = words.text(verdict["sentence"])
+    print(words.template("verdict: {answer}. {sentence}").format(answer=answer, sentence=sentence))
     for fact in verdict["facts"]:
-        print(f"  - {fact['what']}")
+        print(f"  - {words.text(fact['what'])}")
     if verdict["next_command"]:
-        print(f"next: {verdict['next_command']}\n      ({verdict['next_why']})")
+        print(words.template("next: {command}").format(command=words.text(verdict["next_command"])))
+        print(f"      ({words.text(verdict['next_why'])})")
+
+
+def render_again(argv: Sequence[str]) -> int:
+    """`python -m preflight render RECORD.json`: both views of a report again, from its record alone."""
+    from preflight.report import ReportTrouble, write_views
+    from preflight.words import LANGUAGES
+
+    made = argparse.ArgumentParser(
+        prog="python -m preflight render",
+        description="Write the views of a report again from its JSON record, in another language; nothing is run.",
+        epilog="example:\n  python -m preflight render compatibility_report.json --lang zh",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("record", metavar="RECORD", help="the JSON record of a report")
+    made.add_argument("--lang", choices=LANGUAGES, default=ENGLISH, help="default: en")
+    made.add_argument(
+        "--output",
+        metavar="FILE",
+        help="FILE.md and FILE.html are written (default: beside the record, named by the language)",
+    )
+    args = made.parse_args(argv)
+    record = Path(args.record)
+    if not record.is_file():
+        raise UsageError(f"RECORD {record}: no such file; it is the .json beside a report")
+    output = Path(args.output) if args.output else record.with_suffix(f".{args.lang}.md")
+    try:
+        written = write_views(record, output, args.lang)
+    except ReportTrouble as trouble:
+        raise UsageError(str(trouble)) from trouble
+    for path in written:
+        print(f"Written: {path}")
+    return 0
 
 
 def command() -> None:

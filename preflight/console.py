@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight.findings import Finding, Level, Section, exit_code, say
 from preflight.redact import redacted
+from preflight.words import ENGLISH, LANGUAGES, words_of
 
 if TYPE_CHECKING:
     from preflight.machine import Machine
@@ -52,6 +53,12 @@ def parser(doc: str | None, example: str) -> argparse.ArgumentParser:
         "--record", metavar="FOLDER", help="keep every answer of this machine, redacted, in a new folder"
     )
     shared.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
+    shared.add_argument(
+        "--lang",
+        choices=LANGUAGES,
+        default=ENGLISH,
+        help="language of findings and reports (default: en); JSON, codes and usage stay English",
+    )
     shared.add_argument("--verbose", action="store_true", help="also print sources and notes of what passed")
     return made
 
@@ -67,18 +74,18 @@ def run_stage(
     if args.json:
         print(json.dumps(clean.as_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        print_section(clean, args.color, args.verbose)
+        print_section(clean, args.color, args.verbose, args.lang)
     code = exit_code([clean])
     path = None if args.no_report else args.report or (None if args.json else DEFAULT_REPORT)
     if path:
         from preflight.report import write_section
 
-        trouble = write_section(path, clean)
+        trouble = write_section(path, clean, language=args.lang)
         if trouble:
             say(f"error: {trouble}")
             return 2
         if not args.json:
-            print(f"\nWritten: {path}")
+            print("\n" + words_of(args.lang).template("Written: {path}").format(path=path))
     return code
 
 
@@ -93,18 +100,18 @@ def _clean(finding: Finding) -> Finding:
     )
 
 
-def print_section(section: Section, color: str = "auto", verbose: bool = False) -> None:
+def print_section(section: Section, color: str = "auto", verbose: bool = False, language: str = ENGLISH) -> None:
     """The section for people, on stdout: worst findings first within their order, every fix under its finding."""
-    paint = painter(color)
-    print(f"{section.stage}: {paint(section.level.value, section.level)}")
+    paint, words = painter(color), words_of(language)
+    print(f"{section.stage}: {paint(words.text(section.level.value), section.level)}")
     for finding in section.findings:
-        print(f"{paint(f'[{finding.level.value}]', finding.level)} {finding.what}")
+        print(f"{paint(f'[{words.text(finding.level.value)}]', finding.level)} {words.text(finding.what)}")
         if finding.why and (finding.level is not Level.OK or verbose or len(finding.why) < 240):
-            print(f"       {finding.why}")
+            print(f"       {words.text(finding.why)}")
         for fix in finding.fix:
-            print(f"  fix: {fix}")
+            print(f"  {words.template('fix: {fix}').format(fix=words.text(fix))}")
         if verbose and finding.source:
-            print(f"       source: {finding.source}")
+            print(f"       {words.template('source: {source}').format(source=finding.source)}")
 
 
 def painter(color: str = "auto") -> Callable[[str, Level], str]:

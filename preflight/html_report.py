@@ -17,6 +17,7 @@ from preflight.charts import number
 from preflight.facts import shipped
 from preflight.findings import quote
 from preflight.report import STAGES, ReportTrouble, read_record, replace_text
+from preflight.words import ENGLISH, HTML_NAMES, words_of
 
 LIMIT_BYTES = 1 << 20
 ORDER = {"fail": 0, "unknown": 1, "warn": 2, "ok": 3}
@@ -35,15 +36,19 @@ class Fullness:
 FULLNESS = (Fullness(200, 4000), Fullness(60, 1000), Fullness(20, 300), Fullness(5, 120))
 
 
-def render_html(record: Mapping[str, Any], name: str = "compatibility_report", strict: bool = False) -> str:
-    """The page for a report's record. The same record gives the same text, under 1 MiB whatever the record holds.
+def render_html(
+    record: Mapping[str, Any], name: str = "compatibility_report", strict: bool = False, language: str = ENGLISH
+) -> str:
+    """The page for a report's record, in a language.
+
+    The same record gives the same text, under 1 MiB whatever the record holds.
 
     A part that cannot be shown (a section written by another version) is left out; its findings stay.
     With `strict` it raises instead.
     """
     text = ""
     for fullness in FULLNESS:
-        encoded = _page(record, name, fullness, strict).encode(
+        encoded = _page(record, name, fullness, strict, language).encode(
             "utf-8", errors="replace"
         )  # a lone surrogate becomes "?"
         text = encoded.decode("utf-8")
@@ -52,7 +57,7 @@ def render_html(record: Mapping[str, Any], name: str = "compatibility_report", s
     return text
 
 
-def write_html(view_path: str | os.PathLike[str]) -> str:
+def write_html(view_path: str | os.PathLike[str], language: str = ENGLISH) -> str:
     """Write the page beside a report from its JSON record. Returns "" or, in one line, why it could not be written.
 
     Whoever calls this while others may write the same report holds the report's lock.
@@ -60,7 +65,7 @@ def write_html(view_path: str | os.PathLike[str]) -> str:
     page = Path(view_path).with_suffix(".html")
     try:
         record = read_record(page.with_suffix(".json"))
-        replace_text(page, render_html(record, page.stem))
+        replace_text(page, render_html(record, page.stem, language=language))
     except ReportTrouble as trouble:
         return str(trouble)
     except OSError as error:
@@ -70,10 +75,10 @@ def write_html(view_path: str | os.PathLike[str]) -> str:
     return ""
 
 
-def _page(record: Mapping[str, Any], name: str, fullness: Fullness, strict: bool) -> str:
+def _page(record: Mapping[str, Any], name: str, fullness: Fullness, strict: bool, language: str) -> str:
     from preflight.verdict import judge
 
-    environment = _environment(fullness)
+    environment = _environment(fullness, language)
     sections = {stage: record["sections"][stage] for stage in STAGES if stage in record["sections"]}
     model = sections.get("model_analyzer")
     style = (shipped("templates", "html", "report.css")).read_text(encoding="utf-8").strip()
@@ -81,6 +86,7 @@ def _page(record: Mapping[str, Any], name: str, fullness: Fullness, strict: bool
     return str(
         environment.get_template("report.html.j2").render(
             name=name,
+            language=HTML_NAMES[language],
             job=record.get("job") or {},
             verdict=judge(record),
             memory=_facts(environment, "memory", model["observed"], strict) if model else "",
@@ -300,15 +306,17 @@ def sources(text: object) -> Any:
 
 
 @cache
-def _environment(fullness: Fullness) -> Any:
+def _environment(fullness: Fullness, language: str) -> Any:
     import jinja2
     from markupsafe import Markup
 
+    words = words_of(language)
+
     def finalize(value: Any) -> Any:
         if value is None or isinstance(value, jinja2.Undefined):
-            return "could not tell"
+            return words.template("could not tell")
         if isinstance(value, bool):
-            return "yes" if value else "no"
+            return words.template("yes" if value else "no")
         if isinstance(value, Markup) or not isinstance(value, str):
             return value
         return quote(value, fullness.characters)
@@ -316,9 +324,13 @@ def _environment(fullness: Fullness) -> Any:
     def of_number(write: Any) -> Any:
         def text(value: object, *arguments: Any) -> str:
             found = number(value)
-            return "could not tell" if found is None else str(write(found, *arguments))
+            return words.template("could not tell") if found is None else str(write(found, *arguments))
 
         return text
+
+    def filled(text: str, **values: Any) -> Any:
+        """Words of a template, trusted, with their markup; what is put into them is escaped."""
+        return Markup(words.template(text)).format(**{name: finalize(value) for name, value in values.items()})
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(shipped("templates")),
@@ -333,12 +345,15 @@ def _environment(fullness: Fullness) -> Any:
         mib=of_number(lambda value: f"{value / 2**20:,.0f} MiB"),
         num=of_number(lambda value, digits=0: f"{value:,.{digits}f}"),
         pct=of_number(lambda value, digits=0: f"{100 * value:.{digits}f} %"),
-        prose=lambda text: prose(text, fullness.characters),
+        prose=lambda text: prose(words.text(str(text)), fullness.characters),
+        said=words.said,
+        t=filled,
         sources=sources,
         rows=lambda value, most=fullness.rows: _rows(value)[: min(most, fullness.rows)],
         points=_points,
         area=_area,
     )
+    environment.globals.update(t=filled)
     return environment
 
 

@@ -9,16 +9,17 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from preflight.facts import shipped
 from preflight.findings import SCHEMA, Section, section_from_json
+from preflight.words import ENGLISH, LANGUAGES, Words, words_of
 
 STAGES = ("gpu_probe", "env_sandbox", "model_analyzer", "task_evaluator")
 REGIONS = ("summary", *STAGES)
-TITLE = "# Fine-tuning compatibility report\n"
+TITLE = "Fine-tuning compatibility report"
 LOCK_WAIT_S = 60.0
 
 
@@ -26,18 +27,27 @@ class ReportTrouble(Exception):
     """Why the report could not be written, in one line."""
 
 
-def write_section(path: str | os.PathLike[str], section: Section, job: Mapping[str, Any] | None = None) -> str:
+def write_section(
+    path: str | os.PathLike[str],
+    section: Section,
+    job: Mapping[str, Any] | None = None,
+    language: str = ENGLISH,
+) -> str:
     """Put one stage's section into the report. Returns "" or, in one line, why it could not be written."""
-    return write_sections(path, [section], job)
+    return write_sections(path, [section], job, language)
 
 
 def write_sections(
-    path: str | os.PathLike[str], sections: Iterable[Section], job: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    sections: Iterable[Section],
+    job: Mapping[str, Any] | None = None,
+    language: str = ENGLISH,
 ) -> str:
     """Put sections into the report at `path` (the Markdown view; the JSON record and the HTML page lie beside it).
 
     `job` (what was asked: model, data) is kept when given. Sections of other stages stay as they are, and so does all
-    text outside the markers. Returns "" or, in one line, why the report could not be written; then nothing changed.
+    text outside the markers. Both views are written in `language`, all sections of them; the record has none.
+    Returns "" or, in one line, why the report could not be written; then nothing changed.
     """
     view = _view_path(path)
     record_path = view.with_suffix(".json")
@@ -57,10 +67,10 @@ def write_sections(
                 sorted(record["sections"].items(), key=lambda item: (order.get(item[0], len(order)), item[0]))
             )
             old = view.read_text(encoding="utf-8") if view.exists() else ""
-            new = with_regions(old, render(record), view.name)
+            new = with_regions(old, render(record, language=language), view.name, title(language))
             replace_text(record_path, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
             replace_text(view, new)
-            return write_html(view)
+            return write_html(view, language)
     except ReportTrouble as trouble:
         return str(trouble)
     except UnicodeDecodeError:
@@ -69,6 +79,37 @@ def write_sections(
         return f"{view}: cannot be written ({error.strerror or error}); use --report PATH to write elsewhere"
     except ImportError as error:
         return f"{view}: not written, because the Python package {error.name!r} is missing; `pip install {error.name}`"
+
+
+def write_views(record_path: Path, view: Path, language: str) -> list[Path]:
+    """Both views of an existing record, in a language; text outside the markers of an older view is kept.
+
+    Raises ReportTrouble, in one line, when the record is none or a view cannot be written.
+    """
+    view = _view_path(view)
+    page = view.with_suffix(".html")
+    try:
+        from preflight.html_report import render_html
+
+        with _locked(view):
+            record = read_record(record_path)
+            old = view.read_text(encoding="utf-8") if view.exists() else ""
+            replace_text(view, with_regions(old, render(record, language=language), view.name, title(language)))
+            replace_text(page, render_html(record, record_path.stem, language=language))
+    except UnicodeDecodeError as error:
+        raise ReportTrouble(f"{view}: is not UTF-8 text; move it away or use --output FILE") from error
+    except OSError as error:
+        raise ReportTrouble(f"{view}: cannot be written ({error.strerror or error}); use --output FILE") from error
+    except ImportError as error:
+        raise ReportTrouble(
+            f"{view}: not written, because the Python package {error.name!r} is missing; `pip install {error.name}`"
+        ) from error
+    return [view, page]
+
+
+def title(language: str) -> str:
+    """The first line of a new report."""
+    return f"# {words_of(language).template(TITLE)}\n"
 
 
 def _view_path(path: str | os.PathLike[str]) -> Path:
@@ -157,16 +198,19 @@ def _end(region: str) -> str:
     return f"<!-- end:{region} -->"
 
 
-def with_regions(old: str, rendered: Mapping[str, str], name: str = "the report") -> str:
+def with_regions(old: str, rendered: Mapping[str, str], name: str = "the report", heading: str = f"# {TITLE}\n") -> str:
     """The text `old` with each region between its markers replaced by `rendered[region]`; all other text is kept.
 
     A region that has no markers yet is put in after the one before it in order (the summary: before all others).
+    A first line that is our own in another language becomes `heading`.
     Raises ReportTrouble, naming the lines to delete, when markers are damaged.
     """
     lines = old.split("\n")
+    if f"{lines[0]}\n" in {title(language) for language in LANGUAGES}:
+        lines[0] = heading.rstrip("\n")
     spans = _spans(lines, name)
     if not spans:
-        head = old.rstrip("\n") + "\n\n" if old.strip() else TITLE + "\n"
+        head = "\n".join(lines).rstrip("\n") + "\n\n" if old.strip() else heading + "\n"
         blocks = [_block(region, rendered[region]) for region in REGIONS if region in rendered]
         return head + "\n\n".join(blocks) + "\n"
     pieces: list[tuple[int, int, str]] = []  # first line, line after the last, new text
@@ -257,39 +301,57 @@ def prose(text: str) -> Markdown:
     return Markdown("".join(str(code(part)) if index % 2 else escape(part) for index, part in enumerate(parts) if part))
 
 
-WORDS = {"ok": "ok", "warn": "warning", "unknown": "could not tell", "fail": Markdown("**FAIL**")}
+WORDS = {"ok": "ok", "warn": "warning", "unknown": "could not tell", "fail": "FAIL"}
 
 
-def render_findings(findings: Sequence[Mapping[str, Any]]) -> Markdown:
+def level_word(level: str, words: Words) -> Markdown:
+    """A level for the reader; a failure stands out."""
+    word = escape(words.template(WORDS.get(level, level)))
+    return Markdown(f"**{word}**" if level == "fail" else word)
+
+
+def render_findings(findings: Sequence[Mapping[str, Any]], language: str = ENGLISH) -> Markdown:
     """Findings as a list, worst first; what passed is folded away."""
+    words = words_of(language)
+
+    def said(text: str) -> Markdown:
+        return prose(words.text(text))
+
     order = {"fail": 0, "unknown": 1, "warn": 2, "ok": 3}
     lines: list[str] = []
     for finding in sorted(findings, key=lambda item: order[item["level"]]):
         if finding["level"] == "ok":
             continue
-        lines.append(f"- {WORDS[finding['level']]}: {prose(finding['what'])} ({code(finding['code'])})")
-        if finding["why"]:
-            lines.append(f"  - why: {prose(finding['why'])}")  # a list, because not every tracker knows <br>
-        lines.extend(f"  - fix: {prose(fix)}" for fix in finding["fix"])
+        lines.append(f"- {level_word(finding['level'], words)}: {said(finding['what'])} ({code(finding['code'])})")
+        if finding["why"]:  # a list, because not every tracker knows <br>
+            lines.append("  - " + words.template("why: {why}").format(why=said(finding["why"])))
+        lines.extend("  - " + words.template("fix: {fix}").format(fix=said(fix)) for fix in finding["fix"])
     passed = [finding for finding in findings if finding["level"] == "ok"]
     if passed:
-        lines.extend(["", f"<details><summary>{len(passed)} checks passed</summary>", ""])
+        count = words.template("{count} checks passed").format(count=len(passed))
+        lines.extend(["", f"<details><summary>{count}</summary>", ""])
         for finding in passed:
-            why = f" {prose(finding['why'])}" if finding["why"] else ""
-            lines.append(f"- {prose(finding['what'])}{why} ({code(finding['code'])})")
-            lines.extend(f"  - {prose(fix)}" for fix in finding["fix"])
+            why = f" {said(finding['why'])}" if finding["why"] else ""
+            lines.append(f"- {said(finding['what'])}{why} ({code(finding['code'])})")
+            lines.extend(f"  - {said(fix)}" for fix in finding["fix"])
         lines.extend(["", "</details>"])
     return Markdown("\n".join(lines))
 
 
 @functools.cache
-def _environment() -> Any:
+def _environment(language: str = ENGLISH) -> Any:
     import jinja2
+
+    words = words_of(language)
 
     def finalize(value: Any) -> Any:
         if value is None:
-            return "could not tell"
+            return words.template("could not tell")
         return value if isinstance(value, Markdown) or not isinstance(value, str) else escape(value)
+
+    def filled(text: str, **values: Any) -> Markdown:
+        """Words of a template, trusted; what is put into them is not."""
+        return Markdown(words.template(text).format(**{name: finalize(value) for name, value in values.items()}))
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(shipped("templates")),
@@ -300,29 +362,33 @@ def _environment() -> Any:
         keep_trailing_newline=False,
         autoescape=False,
     )
-    environment.filters.update(gib=_gib, mib=_mib, num=_num, yesno=_yesno, code=code, prose=prose)
-    environment.globals.update(render_findings=render_findings)
+    environment.filters.update(
+        gib=_of_number(words, lambda value: f"{value / 2**30:.2f} GiB"),
+        mib=_of_number(words, lambda value: f"{value / 2**20:,.0f} MiB"),
+        num=_of_number(words, lambda value, digits=0: f"{value:,.{digits}f}"),
+        yesno=_of_number(words, lambda value: words.template("yes" if value else "no")),
+        code=code,
+        prose=lambda text: prose(words.text(text)),
+        said=words.said,
+        t=filled,
+    )
+    environment.globals.update(
+        render_findings=lambda findings: render_findings(findings, language),
+        level_word=lambda level: level_word(level, words),
+        t=filled,
+    )
     return environment
 
 
-def _gib(count: float | None) -> str:
-    return "could not tell" if count is None else f"{count / 2**30:.2f} GiB"
+def _of_number(words: Words, write: Callable[..., str]) -> Callable[..., str]:
+    def text(value: Any, *arguments: Any) -> str:
+        return words.template("could not tell") if value is None else write(value, *arguments)
+
+    return text
 
 
-def _mib(count: float | None) -> str:
-    return "could not tell" if count is None else f"{count / 2**20:,.0f} MiB"
-
-
-def _num(value: float | None, digits: int = 0) -> str:
-    return "could not tell" if value is None else f"{value:,.{digits}f}"
-
-
-def _yesno(value: bool | None) -> str:
-    return "could not tell" if value is None else ("yes" if value else "no")
-
-
-def render(record: Mapping[str, Any], strict: bool = False) -> dict[str, str]:
-    """Region → Markdown, for the summary and for every stage in the record.
+def render(record: Mapping[str, Any], strict: bool = False, language: str = ENGLISH) -> dict[str, str]:
+    """Region → Markdown in a language, for the summary and for every stage in the record.
 
     A template that fails on a section (say, one written by another version) falls back to the plain list of findings;
     with `strict` it raises.
@@ -331,19 +397,18 @@ def render(record: Mapping[str, Any], strict: bool = False) -> dict[str, str]:
 
     from preflight.verdict import judge
 
-    environment = _environment()
+    environment = _environment(language)
     sections = {stage: record["sections"][stage] for stage in STAGES if stage in record["sections"]}
-    verdict = judge(record)
     summary = environment.get_template("summary.md.j2")
-    rendered = {"summary": summary.render(verdict=verdict, sections=sections, job=record.get("job"), words=WORDS)}
+    rendered = {"summary": summary.render(verdict=judge(record), sections=sections, job=record.get("job"))}
     for stage, section in sections.items():
         try:
             text = environment.get_template(f"{stage}.md.j2").render(
-                section=section, observed=section["observed"], findings=section["findings"], words=WORDS
+                section=section, observed=section["observed"], findings=section["findings"]
             )
         except (jinja2.TemplateError, KeyError, TypeError, ValueError, AttributeError):
             if strict:
                 raise
-            text = f"## {stage}\n\n{render_findings(section['findings'])}"
+            text = f"## {stage}\n\n{render_findings(section['findings'], language)}"
         rendered[stage] = text
     return rendered

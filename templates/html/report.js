@@ -20,13 +20,13 @@ for (const code of document.querySelectorAll("code.copy")) {
   const button = document.createElement("button");
   button.type = "button";
   button.className = "copy-button";
-  button.textContent = "copy";
-  button.setAttribute("aria-label", `copy: ${text}`);
+  button.textContent = said.dataset.copy;
+  button.setAttribute("aria-label", `${said.dataset.copy}: ${text}`);
   button.addEventListener("click", async () => {
     await copy(text);
-    button.textContent = "copied";
-    said.textContent = `copied: ${text}`;
-    setTimeout(() => { button.textContent = "copy"; }, 1500);
+    button.textContent = said.dataset.copied;
+    said.textContent = `${said.dataset.copied}: ${text}`;
+    setTimeout(() => { button.textContent = said.dataset.copy; }, 1500);
   });
   code.after(" ", button);
 }

@@ -1,0 +1,206 @@
+"""The report in another language: a catalogue of whole texts, each with placeholders, against what was written.
+
+The JSON record stays English; a language is only a way to show it. `templates/words/LANGUAGE/*.json` hold
+{English: translated}. `{0}` or `{name}` stands for what the code puts in: names, numbers, commands, or another text of
+the catalogue. What no entry fits is shown in English, never lost. docs/translating.md says how entries are found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache, cached_property
+from typing import Any
+
+from preflight.facts import shipped
+
+ENGLISH = "en"
+LANGUAGES = (ENGLISH, "zh")
+HTML_NAMES = {"en": "en", "zh": "zh-CN"}
+
+_PLACE = re.compile(r"\{(\w+)\}")
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(\d\"'*/])")
+# An entry made of these alone says so little that its places take single words only.
+_LITTLE = frozenset(
+    ["of", "to", "in", "on", "is", "and", "or", "with", "for", "at", "by", "an", "the", "than", "not", "more", "from"]
+)
+_FULL_WIDTH = "。，；：、！？（）「」"
+_TIDY = re.compile(rf"(?<=[{_FULL_WIDTH}]) +| +(?=[{_FULL_WIDTH}])")
+_LIST = re.compile(r"(, and |, or |; |, | and | or | \+ )")
+_LIST_WORDS = {", and ": "和", ", or ": "或", "; ": "；", ", ": "、", " and ": "和", " or ": "或", " + ": " + "}
+_LONGEST = 6000  # characters; nothing the program writes comes near
+
+
+class Words:
+    """One language. `text` translates what the program wrote, `filled` what a template says."""
+
+    def __init__(self, language: str) -> None:
+        self.language = language
+        self._known: dict[str, str] = {}
+
+    @cached_property
+    def entries(self) -> dict[str, str]:
+        """All entries of the language; none for English."""
+        found: dict[str, str] = {}
+        if self.language != ENGLISH:
+            for path in sorted(shipped("templates", "words", self.language).glob("*.json")):
+                found |= json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def text(self, english: str) -> str:
+        """The text in this language; as it is where the catalogue has none."""
+        if self.language == ENGLISH or not _WORD.search(english) or len(english) > _LONGEST:
+            return english
+        known = self._known.get(english)
+        if known is None:
+            core = english.strip()
+            start = english.index(core)
+            known = english[:start] + self._text(core) + english[start + len(core) :]
+            self._known[english] = known
+        return known
+
+    def said(self, value: Any) -> Any:
+        """The same for data of a record: texts are translated, everything else stays."""
+        return self.text(value) if isinstance(value, str) else value
+
+    def template(self, english: str) -> str:
+        """The words of a template, with their {places}."""
+        return self.entries.get(english, english)
+
+    # --- finding the entry ---
+
+    def _text(self, text: str) -> str:
+        return self._whole(text, strict=True) or self._sentences(text) or self._whole(text, strict=False) or text
+
+    def _sentences(self, text: str) -> str | None:
+        """The text as a run of entries, the longest at each place; None when none of its sentences has one."""
+        parts = _SENTENCE_END.split(text)
+        if len(parts) == 1:
+            return self._listed(text)
+        made: list[str] = []
+        hits = position = 0
+        while position < len(parts):
+            for end in range(len(parts), position, -1):
+                if end - position == len(parts):
+                    continue
+                piece = " ".join(parts[position:end])
+                found = self._whole(piece, strict=True) or (self._listed(piece) if end == position + 1 else None)
+                if found is not None:
+                    made.append(found)
+                    hits += 1
+                    break
+            else:
+                end = position + 1
+                made.append(parts[position])
+            position = end
+        if not hits or (hits < len(made) and self._whole(text, strict=False) is not None):
+            return None
+        return _TIDY.sub("", " ".join(made))
+
+    def _whole(self, text: str, strict: bool) -> str | None:
+        """The one entry that fits the whole text. `strict`: no place may hold the end of a sentence."""
+        for form, shorten in self._spellings(text):
+            found = self.entries.get(form)
+            if found is not None:
+                return found.removesuffix("。") if shorten else found
+        for form, shorten in self._spellings(text):
+            for entry in self._candidates(form):
+                match = entry.pattern.fullmatch(form)
+                if match is None:
+                    continue
+                places = match.groupdict()
+                if strict and any(_SENTENCE_END.search(place) for place in places.values()):
+                    continue
+                made = _PLACE.sub(lambda one, at=places: self._placed(at.get(f"_{one.group(1)}", "")), entry.translated)  # type: ignore[misc]
+                made = _TIDY.sub("", made)
+                return made.removesuffix("。") if shorten else made
+        return None
+
+    @staticmethod
+    def _spellings(text: str) -> list[tuple[str, bool]]:
+        """The text, with its first letter the other way, and with a full stop (to be taken off again)."""
+        swapped = text[:1].swapcase() + text[1:]
+        found = [(text, False), (swapped, False)]
+        if text[-1:] not in ".!?":
+            found += [(text + ".", True), (swapped + ".", True)]
+        else:
+            found.append((text[:-1], False))
+        return found
+
+    def _placed(self, value: str) -> str:
+        """What stands in a place: another text of the catalogue, a list of them, or a name that stays."""
+        if not _WORD.search(value) or (value[:1] == "`" and value[-1:] == "`" and value.count("`") == 2):
+            return value
+        return self.text(value)
+
+    def _listed(self, text: str) -> str | None:
+        """A list whose members have entries; None when none has."""
+        parts = _LIST.split(text)
+        if len(parts) == 1:
+            return None
+        members = [self._whole(part, strict=True) if _WORD.search(part) else None for part in parts[::2]]
+        if not any(members):
+            return None
+        made = parts[0] if members[0] is None else members[0]
+        for glue, part, member in zip(parts[1::2], parts[2::2], members[1:], strict=True):
+            made += _LIST_WORDS[glue] + (part if member is None else member)
+        return made
+
+    # --- the index ---
+
+    @cached_property
+    def _index(self) -> dict[str, list[Entry]]:
+        """The rarest word of an entry -> entries."""
+        made = [Entry(english, translated) for english, translated in self.entries.items() if "{" in english]
+        often: dict[str, int] = {}
+        for entry in made:
+            for word in entry.words:
+                often[word] = often.get(word, 0) + 1
+        index: dict[str, list[Entry]] = {}
+        for entry in made:
+            rarest = min(entry.words, key=lambda word: (often[word], word), default="")
+            index.setdefault(rarest, []).append(entry)
+        return index
+
+    def _candidates(self, text: str) -> list[Entry]:
+        words = {"", *_WORD.findall(text)}
+        found = [entry for word in words for entry in self._index.get(word, ())]
+        return sorted(found, key=lambda entry: (-entry.weight, entry.english))
+
+
+class Entry:
+    """A text with places. Its pattern is made when it is first tried."""
+
+    def __init__(self, english: str, translated: str) -> None:
+        self.english = english
+        self.translated = translated
+        pieces = _PLACE.split(english)
+        literal = pieces[::2]
+        self.weight = sum(len(piece) for piece in literal)
+        # a word that touches a place may be longer in the text
+        joined = "\0".join(literal)
+        self.words = set(re.findall(r"(?<![A-Za-z\0])[A-Za-z]{2,}(?![A-Za-z\0])", joined))
+        self._pieces = pieces
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The regular expression that finds the text and its places."""
+        literal_words = set(_WORD.findall(" ".join(self._pieces[::2])))
+        place = r"\S+?(?: [KMGT]?i?B)?" if literal_words <= _LITTLE else r".*?"
+        made, seen = "", set()
+        for index, piece in enumerate(self._pieces):
+            if index % 2 == 0:
+                made += re.escape(piece)
+            elif piece in seen:
+                made += f"(?P=_{piece})"
+            else:
+                seen.add(piece)
+                made += f"(?P<_{piece}>{place})"
+        return re.compile(made, re.DOTALL)
+
+
+@cache
+def words_of(language: str) -> Words:
+    """The words of a language of LANGUAGES."""
+    return Words(language)
