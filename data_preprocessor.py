@@ -26,6 +26,7 @@ from preflight.data.prepare import Recipe
 from preflight.data.records import Unreadable, read_records
 from preflight.findings import Finding, Level, Section, exit_code, quote, run_checks
 from preflight.redact import redacted
+from preflight.words import Words, words_of
 
 STAGE = "data_preprocessor"
 
@@ -106,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     made.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
+    console.add_language(made)
     made.add_argument("--verbose", action="store_true", help="also print sources and notes, and the label mask")
     return made
 
@@ -209,9 +211,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps(shown.as_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        console.print_section(shown, args.color, args.verbose)
+        console.print_section(shown, args.color, args.verbose, args.lang)
         if args.verbose:
-            print_mask(shown.observed)
+            print_mask(shown.observed, words_of(args.lang))
     return exit_code([section])
 
 
@@ -222,11 +224,11 @@ def _clean(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     )
 
 
-def print_mask(observed: dict[str, Any]) -> None:
+def print_mask(observed: dict[str, Any], words: Words) -> None:
     """The label mask of one sample: what is trained on stands between marks."""
     mask = (observed.get("tokens") or {}).get("label_mask")
     if mask:
-        print("\nlabel mask of one sample (trained text between >> and <<):")
+        print("\n" + words.template("label mask of one sample (trained text between >> and <<):"))
         print("".join(f">>{run['text']}<<" if run["trained"] else run["text"] for run in mask))
 
 

@@ -28,6 +28,7 @@ from preflight.outputs.output_checks import CHECKS
 from preflight.outputs.saved_outputs import PlacedOutput, read_outputs
 from preflight.outputs.schema_lint import PROVIDERS, lint
 from preflight.outputs.schemas import Fit, SchemaError, SchemaFile, Validator, read_schema
+from preflight.words import Words, words_of
 
 STAGE = "validate_output_schema"
 SHOWN = 1000  # results kept in `observed`; all are counted
@@ -57,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--field", metavar="NAME", help="the field that holds the output in each record")
     made.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     made.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
+    console.add_language(made)
     made.add_argument("--verbose", action="store_true", help="also print sources, and every output that is not valid")
     return made
 
@@ -237,19 +239,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The outputs themselves are shown as they are; only what is not JSON is replaced.
         print(json.dumps(_finite(section.as_json()), indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        console.print_section(section, args.color, args.verbose)
+        console.print_section(section, args.color, args.verbose, args.lang)
         if args.verbose:
-            print_results(observed["results"])
+            print_results(observed["results"], words_of(args.lang))
     return exit_code([section])
 
 
-def print_results(results: list[dict[str, Any]]) -> None:
+def print_results(results: list[dict[str, Any]], words: Words) -> None:
     """Every output that is not valid, one line each."""
     for result in results:
         if result["level"] != "valid":
             errors = "; ".join(f"{e['pointer'] or '/'} {e['expected']}, got {e['got']}" for e in result["errors"])
             why = quote(errors or result.get("message") or ", ".join(result.get("recovered_by", ())))
-            print(f"  {result['place']}: {result['level']} {result['code']} {why}")
+            print(f"  {result['place']}: {result['level']} {result['code']} {words.text(why)}")
 
 
 def _finite(value: Any) -> Any:

@@ -53,14 +53,19 @@ def parser(doc: str | None, example: str) -> argparse.ArgumentParser:
         "--record", metavar="FOLDER", help="keep every answer of this machine, redacted, in a new folder"
     )
     shared.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
-    shared.add_argument(
+    add_language(shared)
+    shared.add_argument("--verbose", action="store_true", help="also print sources and notes of what passed")
+    return made
+
+
+def add_language(flags: Any) -> None:
+    """The flag for the language, on a parser or a group of one. The system's locale is never asked."""
+    flags.add_argument(
         "--lang",
         choices=LANGUAGES,
         default=ENGLISH,
         help="language of findings and reports (default: en); JSON, codes and usage stay English",
     )
-    shared.add_argument("--verbose", action="store_true", help="also print sources and notes of what passed")
-    return made
 
 
 def run_stage(
