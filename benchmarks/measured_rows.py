@@ -136,9 +136,11 @@ def plan_of(raw: Mapping[str, Any]) -> Plan:
     if optimizer in ("adamw_hf", None, "lora_fa_adamw"):
         optimizer = "adamw_torch"
     loss = norm["loss"] or "full_logits_fp32_upcast"
-    quant_head = framework == "litgpt" and method == "qlora"
+    litgpt = framework == "litgpt"
+    quant_head = litgpt and method == "qlora"
     software = raw.get("software") or {}
     version = str(software.get("transformers") or "")
+    bnb = str(software.get("bitsandbytes") or "").rstrip("?")
     return Plan(
         method=method,
         sequence_tokens=raw["seq_len"],
@@ -169,13 +171,19 @@ def plan_of(raw: Mapping[str, Any]) -> Plan:
         compute_capability=capability(str(raw.get("gpu") or "")),
         loss=loss,
         holds_outputs=raw["source"] in ("can_i_finetune_this", "peft_method_comparison", "fitcheck_llm"),
-        holds_across_steps=raw["source"] == "can_i_finetune_this",
+        # litgpt's variable `logits` holds the graph of a step until the next forward returns; where only the first
+        # batch has the stated length, no later one meets it
+        holds_across_steps=raw["source"] == "can_i_finetune_this"
+        or (litgpt and "longest_sample" not in str(raw.get("seq_len_kind"))),
         packing=bool(raw.get("packing")),
         use_cache=raw["source"] == "peft_method_comparison",
         gpus=raw.get("n_gpus") or 1,
         parallel=_PARALLEL.get(raw.get("parallelism") or "none", "none"),
         # rows that state no version are from 2023 to spring 2025
         transformers=version if re.fullmatch(r"\d+(\.\d+)+.*", version) else "4.48",
+        # litgpt asked for 0.42 of bitsandbytes; other rows that state none are as above
+        bitsandbytes=bnb if re.fullmatch(r"\d+(\.\d+)+.*", bnb) else "0.42" if litgpt else "0.43",
+        modelling="litgpt" if litgpt else "transformers",
     )
 
 

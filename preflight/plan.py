@@ -38,6 +38,7 @@ LOSSES = (
 ATTENTIONS = ("auto", "flash_attention_2", "sdpa", "sdpa_math", "sdpa_mem_efficient", "sdpa_flash", "eager")
 PARALLEL = ("none", "ddp", "fsdp_full", "fsdp_hybrid", "zero1", "zero2", "zero3", "pipeline")
 FLOATS = ("fp32", "bf16", "fp16")
+MODELLING = ("transformers", "litgpt")
 
 _OTHER_NAMES = {
     "adamw": "adamw_torch",
@@ -69,7 +70,8 @@ class Plan:
     `optimizer` None: the Trainer's default of the torch version (fused from 2.8). `target_modules` empty: all linear
     layers. `compute_capability` None: a card of the Ampere kind (8.0) is assumed, which the estimate says.
     `trl_casting`: norms in float32, embeddings and head in bfloat16, as TRL casts 4-bit models under bf16.
-    `transformers`: the version whose loss and layers are meant; None the current one.
+    `transformers`, `bitsandbytes`: the versions whose loss and layers are meant; None the current ones. `modelling`:
+    whose code the layers are, transformers' or that of a framework with layers of its own.
     """
 
     method: str = "qlora"
@@ -107,6 +109,8 @@ class Plan:
     packing: bool = False
     use_cache: bool = False
     transformers: str | None = None
+    bitsandbytes: str | None = None
+    modelling: str = "transformers"
     # more than one GPU
     gpus: int = 1
     parallel: str = "none"
@@ -151,6 +155,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "adapter_dtype": FLOATS,
     "autocast": ("bf16", "fp16"),
     "quant_type": ("nf4", "fp4"),
+    "modelling": MODELLING,
 }
 _WHOLE = {
     "sequence_tokens": 1,

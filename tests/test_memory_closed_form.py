@@ -140,3 +140,42 @@ def test_it_needs_no_torch_and_little_time():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert done.returncode == 0
     assert time.monotonic() - began < 3.0  # about 0.12 s when the machine is idle
+
+
+LITGPT = Plan(
+    method="lora", modelling="litgpt", sequence_tokens=1304, lora_rank=8, lora_dropout=0.05, autocast=None,
+    target_modules=("query", "value"), adapter_dtype="bf16", gradient_checkpointing=False, optimizer="adamw_torch",
+    gradient_accumulation=128, loss="chunked_lm_head_and_ce",
+)  # fmt: skip
+
+
+def test_litgpt_keeps_its_own_tensors_counted_by_hand():
+    """Published: 21.30 and 29.07 GB (1e9) at one and two samples of 1304 tokens (litgpt tutorials/resource-tables.md).
+
+    Kept per token and layer of Llama-2-7B in bytes: two float32 norm inputs 2 x 4 x 4096; QKV 3 x 2 x 4096, rotated Q
+    and K 2 x 2 x 4096, attention output 2 x 4096; dropped input 2 x 4096 and mask 4096; what index_copy keeps of the
+    LoRA branches 2 x 2 x 4096; three MLP tensors 3 x 2 x 11008; rank 2 x 8 x 2; statistics 2 x 4 + 32 x 4.
+    """
+    shape = shape_of("meta-llama__Llama-2-7b-hf")
+    one, two = (estimate(shape, replace(LITGPT, micro_batch=n)) for n in (1, 2))
+    assert one.allocated_bytes / 1e9 == pytest.approx(21.30, rel=0.005)
+    assert two.allocated_bytes / 1e9 == pytest.approx(29.07, rel=0.005)
+    layer = 4096 * (8 + 6 + 4 + 2 + 2 + 1 + 4) + 3 * 2 * 11008 + 2 * 8 * 2 + 8 + 128
+    loss = 32000 * 8 + 4096 * 6 + 4096 * 2  # float32 logits and log-probabilities; norm input, hidden states
+    pieces = 2 * 128 * 32000 * 4
+    grown = two.allocated_bytes - one.allocated_bytes
+    assert grown == pytest.approx(1304 * (32 * layer + loss) + pieces, rel=0.003)
+
+
+def test_four_bit_products_of_old_bitsandbytes_keep_their_input():
+    """2 bytes per input value of each 4-bit layer: autograd/_functions.py MatMul4Bit.forward before 0.44."""
+    shape = shape_of("meta-llama__Llama-2-7b-hf")
+    plan = replace(LITGPT, method="qlora", quantise_head=True, kbit_preparation=False)
+    new, old = (estimate(shape, replace(plan, bitsandbytes=version)) for version in ("0.44", "0.43"))
+    inputs = 2 * 4096 + 11008  # of QKV, of gate and up (the same), of down; attention's output is kept anyway
+    assert old.allocated_bytes - new.allocated_bytes == pytest.approx(1304 * 32 * 2 * inputs, rel=0.02)
+
+
+def test_litgpt_has_no_mixtures_of_experts_here():
+    with pytest.raises(NoEstimate, match="litgpt"):
+        estimate(shape_of("mistralai__Mixtral-8x7B-v0.1"), LITGPT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from preflight.memory import litgpt
 from preflight.memory.tape import Storage, Tape, Value
 from preflight.model_shape import Layers, ModelShape, Module
 from preflight.plan import Plan
@@ -63,6 +64,12 @@ class Builder:
         self.layer_norm = kind in _LAYER_NORM or any(m.kind == "norm" and m.bias for m in running)
         self.dropout = kind in _DROPOUT
         self.vocabulary = shape.vocab_size or 0
+        self.parallel = kind in _PARALLEL
+        self.litgpt = plan.modelling == "litgpt"
+        # bitsandbytes before 0.44 kept the input of every 4-bit product: autograd/_functions.py, MatMul4Bit.forward
+        # on its context, which lives as long as the graph does, not only until its own backward
+        self.keeps_4bit_input = version_of(plan.bitsandbytes) < (0, 44)
+        self.outliving: list[Storage] = []
 
     # -- linear layers
 
@@ -70,6 +77,8 @@ class Builder:
         """Whether an adapter sits on this module."""
         if not self.plan.adapters or self.plan.method in ("ia3", "prefix_tuning"):
             return False
+        if self.litgpt:
+            return litgpt.targeted(self.plan, module)
         if module.kind not in ("linear", "conv1d") or self.shape.is_head(module):
             return False
         wanted = self.plan.target_modules
@@ -130,9 +139,11 @@ class Builder:
         """
         half = tape.cast(x, self.half)
         extra = weights * self.source
-        if self.source != self.half:
+        if self.source != self.half or self.litgpt:  # lightning quantises float16: dequantised to that, then cast
             extra += weights * self.half
-        y = tape.op(name, [half], x.rows, out, self.half, forward_extra=extra, backward_extra=extra)
+        keeps = [half] if self.keeps_4bit_input else []
+        self.outliving += [value.storage for value in keeps if value.storage not in self.outliving]
+        y = tape.op(name, [half], x.rows, out, self.half, keeps=keeps, forward_extra=extra, backward_extra=extra)
         tape.hold(half)
         return tape.cast(y, x.width)
 
@@ -141,6 +152,8 @@ class Builder:
 
         Source: peft tuners/lora/layer.py and bnb.py (0.13 to 0.21).
         """
+        if self.litgpt:
+            return litgpt.adapter(self.plan, self.shape, tape, x, y, module)
         rank, rows, out = self.plan.lora_rank, x.rows, module.out_features
         base = y
         if self.quantised(module) and self.plan.method in ("qlora", "lora_int8"):
@@ -282,7 +295,7 @@ class Builder:
         out = heads * value_dim
         if chosen.kind == "package":
             half = [tape.cast(x, self.half) for x in (q, k, v)]
-            return self._fused(tape, half, rows, out, heads, head_dim, "flash", gqa)
+            return self.fused(tape, half, rows, out, heads, head_dim, "flash", gqa)
         if chosen.kind in ("flash", "efficient"):
             inputs = [tape.cast(x, width) for x in (q, k, v)]
             if gqa and chosen.kind == "efficient":
@@ -292,7 +305,7 @@ class Builder:
                 inputs[1] = tape.op("K repeated", [inputs[1]], rows, heads * head_dim, width)
                 inputs[2] = tape.op("V repeated", [inputs[2]], rows, heads * value_dim, width)
                 gqa = False
-            return self._fused(tape, inputs, rows, out, heads, head_dim, chosen.kind, gqa)
+            return self.fused(tape, inputs, rows, out, heads, head_dim, chosen.kind, gqa)
         square = self.batch * heads * length
         if chosen.kind == "math":
             # torch upcasts half precision inputs, scales Q and K, adds a causal mask of zeros and -inf
@@ -352,7 +365,7 @@ class Builder:
         v = tape.cast(v, width)
         return tape.op("attention output", [soft, v], rows, heads * value_dim, width, keeps=[soft, v])
 
-    def _fused(
+    def fused(
         self, tape: Tape, inputs: Sequence[Value], rows: int, out: int, heads: int, head_dim: int, kind: str, gqa: bool
     ) -> Value:
         """Kernels that keep Q, K, V, the output and its log-sum-exp; float32 accumulators of dQ in backward.
@@ -384,7 +397,7 @@ class Builder:
         """One layer of this kind: its tape and its output."""
         tape = Tape()
         x = tape.input("hidden states", self.rows, self.shape.hidden_size or 0, self.stream)
-        return tape, self.decoder(tape, x, group)
+        return tape, litgpt.layer(self, tape, x, group) if self.litgpt else self.decoder(tape, x, group)
 
     def decoder(self, tape: Tape, x: Value, group: Layers) -> Value:
         """norm, attention, add, norm, MLP, add; variants: parallel blocks, norms after the blocks (Gemma, OLMo 2)."""
@@ -392,7 +405,7 @@ class Builder:
         names = {m.name for m in norms}
         count = sum(m.per_layer for m in norms)
         kind = self.shape.model_type or ""
-        if kind in _PARALLEL:
+        if self.parallel:
             first = self.norm(tape, x, "input norm")
             second = self.norm(tape, x, "MLP norm") if count > 1 else first
             a = self.drop(tape, self.attention(tape, first, group), "attention")
@@ -597,6 +610,13 @@ class Builder:
         ordered = tape.op("experts in order", [weighted], rows, x.columns, 4)
         summed = tape.op("experts summed", [ordered], x.rows, x.columns, 4)
         return tape.cast(summed, x.width)
+
+
+def version_of(text: str | None) -> tuple[int, ...]:
+    """(major, minor) of a version; very new when none is named."""
+    if text is None:
+        return (99, 0)
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
 def _is_mlp(module: Module) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from preflight.memory.blocks import WIDTHS, Builder
+from preflight.memory import litgpt
+from preflight.memory.blocks import WIDTHS, Builder, version_of
 from preflight.memory.tape import Held, Profile, Storage, Tape, Value
 from preflight.model_shape import Layers, ModelShape, Module
 from preflight.plan import Plan
@@ -101,6 +102,11 @@ def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
     """The peak of a training step by formulas. Raises NoEstimate when the structure of the model is not known."""
     if shape.structure == "unknown" or not shape.groups or not shape.hidden_size:
         raise NoEstimate("the structure of this model is not known, so nothing can be counted")
+    if plan.modelling == "litgpt":
+        remade = litgpt.reshaped(shape)
+        if remade is None:
+            raise NoEstimate("litgpt's layers for this kind of model are not known here")
+        shape = remade
     counted = _Counted(shape, plan)
     moments = {name: counted.on_one_gpu(name, rows) for name, rows in counted.moments()}
     moment = max(moments, key=lambda name: sum(row.bytes for row in moments[name]))
@@ -168,6 +174,7 @@ class _Counted:
         self.build = Builder(shape, plan)
         self.notes: list[str] = []
         self.hidden = plan.tokens * (shape.hidden_size or 0) * self.build.stream
+        self.outliving = 0  # of a graph that the loop still holds after its backward
         self.profiles = [(group, self.profile(group)) for group in self.trained_stacks()]
         self.trained = sum(elements for elements, _ in self.trained_tensors())
         self.loss = self.loss_profile()
@@ -177,7 +184,9 @@ class _Counted:
         return [group for group in self.shape.groups if group.stack in ("decoder", "encoder")]
 
     def profile(self, group: Layers) -> Profile:
+        self.build.outliving.clear()
         tape, result = self.build.layer(group)
+        self.outliving += group.count * sum(storage.bytes for storage in self.build.outliving)
         return tape.profile(result)
 
     # -- what lies there all the time
@@ -249,6 +258,10 @@ class _Counted:
                     yield module.weights, self.build.plain
                     if module.bias:
                         yield module.bias, self.build.plain
+            elif self.build.litgpt and self.build.targeted(module):
+                for _ in range(copies):
+                    for elements in litgpt.adapter_elements(plan, self.shape, module):
+                        yield elements, adapter
             elif self.build.targeted(module):
                 for _ in range(copies):
                     yield plan.lora_rank * module.in_features, adapter
@@ -294,6 +307,15 @@ class _Counted:
         head = next((m for m, _, _ in shape.occurrences() if shape.is_head(m)), None)
         if head is None:
             head = Module(shape.head_path, "linear", (vocabulary, shape.hidden_size or 0))
+        if build.litgpt:
+            before = self.outliving + rows * vocabulary * 4 if plan.holds_across_steps else 0
+            previous = tape.op("graph and logits of the step before", [], 1, before, 1, kind="logits")
+            logits = build.linear(tape, hidden, head, "logits")
+            logits.storage.kind = "logits"
+            tape.hold(previous)
+            pieces = litgpt.loss_of_full if build.full else litgpt.loss_pieces
+            result, held = pieces(plan, vocabulary, tape, logits, before)
+            return tape.profile(result), held
         if plan.loss in ("fused_linear_ce", "chunked_lm_head_and_ce"):
             return tape.profile(self.fused_linear(tape, hidden, head)), 0
         if plan.loss == "classification":
@@ -316,7 +338,7 @@ class _Counted:
             wide = tape.cast(logits, 4, "logits in 32 bit")
         whole = wide
         # before 4.46 the model itself made the float32 copy, under the same name: the half-precision one was free
-        keeps_half = version_of(plan) >= (4, 46)
+        keeps_half = version_of(plan.transformers) >= (4, 46)
         if copies_shifted_logits(plan):
             wide = tape.op("shifted logits", [wide], rows, vocabulary, wide.width, kind="logits")
         if plan.loss == "fused_ce_on_full_logits":
@@ -505,14 +527,7 @@ def copies_shifted_logits(plan: Plan) -> bool:
 
     Source: transformers loss/loss_utils.py; 4.45 and before: in each model's forward. Later versions shift the labels.
     """
-    return version_of(plan) < (4, 50)
-
-
-def version_of(plan: Plan) -> tuple[int, ...]:
-    """(major, minor) of the plan's transformers; very new when none is named."""
-    if plan.transformers is None:
-        return (99, 0)
-    return tuple(int(part) for part in plan.transformers.split(".")[:2] if part.isdigit())
+    return version_of(plan.transformers) < (4, 50)
 
 
 def _block(size: int) -> int:
