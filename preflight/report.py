@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import itertools
 import json
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -268,29 +270,95 @@ def _spans(lines: Sequence[str], name: str) -> dict[str, tuple[int, int]]:
 # --- Markdown ----------------------------------------------------------------------------------------------------
 
 
+LIMIT_BYTES = 64 * 1024
+MARKER_BYTES = 1024  # the title, the markers and empty lines around the regions
+
+
+@dataclass(frozen=True)
+class Fullness:
+    """How many findings and rows of a table are shown, and how many characters of one text."""
+
+    rows: int
+    characters: int
+
+
+# The first that keeps the report under its limit is used; trackers refuse or cut longer texts.
+FULLNESS = (
+    Fullness(200, 4000),
+    Fullness(60, 1000),
+    Fullness(30, 500),
+    Fullness(15, 300),
+    Fullness(8, 200),
+    Fullness(5, 120),
+)
+PIPE = "\ue07c"  # stands for | in a code span until it is known whether the span lies in a table
+
+
 class Markdown(str):
     """Text that is Markdown already and is not escaped again."""
 
     __slots__ = ()
 
 
+# Characters of an address that no renderer takes for markup.
+_ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&;=%+,-]*[\w/#=])", re.ASCII)
+
+
 def escape(text: str) -> str:
-    """Text from outside as inert Markdown on one line: no markup, no HTML, no table cells, no mentions of people."""
-    line = re.sub(r"\s*[\r\n]+\s*", " ", text)
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Text from outside as inert Markdown on one line: no markup, no HTML, no table cells, no emoji, no mention of
+    people or tickets. Web addresses stay whole."""
+    line = re.sub(r"\s*[\r\n]+\s*", " ", text.replace(PIPE, "|"))
+    parts = _ADDRESS.split(line)
+    for index in range(0, len(parts), 2):
+        # a backslash after an address would become a part of it, unless the address has an end of its own
+        if index and re.match(r"[\\`*\[\]|~$_<]", parts[index]):
+            parts[index - 1] = f"<{parts[index - 1]}>"
+        parts[index] = _inert(parts[index])
+    line = "".join(parts)
+    return re.sub(r"^(\s*)(\d+(?=[.)]\s)|[#+=-](?=[#+=-]|\s|$))", _escaped_start, line)
+
+
+def _escaped_start(match: re.Match[str]) -> str:
+    """What would begin a heading or a list, made plain: the mark, or the point after a number, gets a backslash."""
+    space, mark = match.groups()
+    return f"{space}{mark}\\" if mark.isdecimal() else f"{space}\\{mark}"
+
+
+# Trackers look for these in the text that they show, after Markdown was read, so that no escaping helps: mentions of
+# people, issues, merge requests, labels, milestones, snippets, epics, and the names of emoji.
+_REFERENCE = re.compile(
+    r"(?<![\w.])@(?=[A-Za-z0-9])|[#!](?=\d)|(?<!\w)~(?=\w)|(?<![\w%])%(?=[A-Za-z])|[$&](?=\d)|\bGH-(?=\d)|:(?=[\w+-]+:)"
+)
+
+
+def _unlinked(text: str) -> str:
+    """The text with a character of no width in what a tracker would take for a reference."""
+    return _REFERENCE.sub("\\g<0>\u200b", text)
+
+
+def _inert(text: str) -> str:
+    line = _unlinked(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"([\\`*\[\]|~$])", r"\\\1", line)
-    line = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)
-    line = re.sub(r"^(\s*)([#+=-]|\d+[.)])(?=\s)", r"\1\\\2", line)
-    return re.sub(r"(?<![\w.])@(?=[A-Za-z0-9])", "@\u200b", line)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)
 
 
 def code(text: object) -> Markdown:
-    """The text as a code span that it cannot break out of, also inside a table."""
-    line = re.sub(r"\s*[\r\n]+\s*", " ", str(text)).replace("|", "\\|")
+    """The text as a code span that it cannot break out of, also inside a table (once `settled`)."""
+    line = re.sub(r"\s*[\r\n]+\s*", " ", str(text)).replace("|", PIPE)
     longest = max((len(run) for run in re.findall(r"`+", line)), default=0)
     fence = "`" * (longest + 1)
-    pad = " " if line.startswith("`") or line.endswith("`") or not line else ""
+    pad = " " if line.startswith("`") or line.endswith("`") or not line.strip() else ""
     return Markdown(f"{fence}{pad}{line}{pad}{fence}")
+
+
+def settled(text: str) -> str:
+    """Rendered text with the pipes of its code spans: escaped in the rows of a table, where they would end the cell."""
+    return "\n".join(line.replace(PIPE, "\\|" if line.startswith("|") else "|") for line in text.split("\n"))
+
+
+def clipped(text: str, limit: int) -> str:
+    """At most `limit` characters; a text that is cut has no code spans any more, for one may be cut in two."""
+    return text if len(text) <= limit else text[: limit - 3].rstrip().replace("`", "'") + "..."
 
 
 def prose(text: str) -> Markdown:
@@ -310,36 +378,43 @@ def level_word(level: str, words: Words) -> Markdown:
     return Markdown(f"**{word}**" if level == "fail" else word)
 
 
-def render_findings(findings: Sequence[Mapping[str, Any]], language: str = ENGLISH) -> Markdown:
-    """Findings as a list, worst first; what passed is folded away."""
+def render_findings(
+    findings: Sequence[Mapping[str, Any]], language: str = ENGLISH, fullness: Fullness = FULLNESS[0]
+) -> Markdown:
+    """Findings as a list, worst first; what passed is folded away, and what is too much is counted."""
     words = words_of(language)
 
     def said(text: str) -> Markdown:
-        return prose(words.text(text))
+        return prose(clipped(words.text(text), fullness.characters))
+
+    def more(count: int) -> list[str]:
+        text = words.template("{count} more findings are in the JSON record beside this report.")
+        return ["- " + text.format(count=count)] if count > 0 else []
 
     order = {"fail": 0, "unknown": 1, "warn": 2, "ok": 3}
     lines: list[str] = []
-    for finding in sorted(findings, key=lambda item: order[item["level"]]):
-        if finding["level"] == "ok":
-            continue
+    told = [finding for finding in sorted(findings, key=lambda f: order[f["level"]]) if finding["level"] != "ok"]
+    for finding in told[: fullness.rows]:
         lines.append(f"- {level_word(finding['level'], words)}: {said(finding['what'])} ({code(finding['code'])})")
         if finding["why"]:  # a list, because not every tracker knows <br>
             lines.append("  - " + words.template("why: {why}").format(why=said(finding["why"])))
         lines.extend("  - " + words.template("fix: {fix}").format(fix=said(fix)) for fix in finding["fix"])
+    lines += more(len(told) - fullness.rows)
     passed = [finding for finding in findings if finding["level"] == "ok"]
     if passed:
         count = words.template("{count} checks passed").format(count=len(passed))
         lines.extend(["", f"<details><summary>{count}</summary>", ""])
-        for finding in passed:
+        for finding in passed[: fullness.rows]:
             why = f" {said(finding['why'])}" if finding["why"] else ""
             lines.append(f"- {said(finding['what'])}{why} ({code(finding['code'])})")
             lines.extend(f"  - {said(fix)}" for fix in finding["fix"])
+        lines += more(len(passed) - fullness.rows)
         lines.extend(["", "</details>"])
     return Markdown("\n".join(lines))
 
 
 @functools.cache
-def _environment(language: str = ENGLISH) -> Any:
+def _environment(language: str = ENGLISH, fullness: Fullness = FULLNESS[0]) -> Any:
     import jinja2
 
     words = words_of(language)
@@ -347,7 +422,9 @@ def _environment(language: str = ENGLISH) -> Any:
     def finalize(value: Any) -> Any:
         if value is None:
             return words.template("could not tell")
-        return value if isinstance(value, Markdown) or not isinstance(value, str) else escape(value)
+        if isinstance(value, Markdown) or not isinstance(value, str):
+            return value
+        return escape(clipped(value, fullness.characters))
 
     def filled(text: str, **values: Any) -> Markdown:
         """Words of a template, trusted; what is put into them is not."""
@@ -367,13 +444,15 @@ def _environment(language: str = ENGLISH) -> Any:
         mib=_of_number(words, lambda value: f"{value / 2**20:,.0f} MiB"),
         num=_of_number(words, lambda value, digits=0: f"{value:,.{digits}f}"),
         yesno=_of_number(words, lambda value: words.template("yes" if value else "no")),
-        code=code,
-        prose=lambda text: prose(words.text(text)),
+        html=lambda value: Markdown(html.escape(_unlinked(str(value)))),  # between HTML tags there is no Markdown
+        code=lambda value: code(clipped(str(value), fullness.characters)),
+        prose=lambda text: prose(clipped(words.text(text), fullness.characters)),
+        rows=lambda value, most=fullness.rows: list(value)[: min(most, fullness.rows)],
         said=words.said,
         t=filled,
     )
     environment.globals.update(
-        render_findings=lambda findings: render_findings(findings, language),
+        render_findings=lambda findings: render_findings(findings, language, fullness),
         level_word=lambda level: level_word(level, words),
         t=filled,
     )
@@ -388,19 +467,43 @@ def _of_number(words: Words, write: Callable[..., str]) -> Callable[..., str]:
 
 
 def render(record: Mapping[str, Any], strict: bool = False, language: str = ENGLISH) -> dict[str, str]:
-    """Region → Markdown in a language, for the summary and for every stage in the record.
+    """Region → Markdown in a language, for the summary and for every stage in the record; together under 64 KiB.
 
     A template that fails on a section (say, one written by another version) falls back to the plain list of findings;
     with `strict` it raises.
     """
+    rendered: dict[str, str] = {}
+    for fullness in FULLNESS:
+        rendered = _render(record, strict, language, fullness)
+        if sum(len(text.encode("utf-8", "replace")) for text in rendered.values()) < LIMIT_BYTES - MARKER_BYTES:
+            break
+    else:  # tables of unknown make: the findings alone
+        for stage in rendered.keys() & record["sections"].keys():
+            rendered[stage] = _findings_alone(stage, record["sections"][stage], language, FULLNESS[-1])
+    if fullness != FULLNESS[0]:
+        note = _environment(language).globals["t"](
+            "Shortened to stay below 64 KiB: at most {rows} entries of each list and {characters} characters of each "
+            "text are shown. Everything is in the JSON record beside this report.",
+            rows=fullness.rows,
+            characters=fullness.characters,
+        )
+        rendered["summary"] += f"\n\n> {note}"
+    return rendered
+
+
+def _findings_alone(stage: str, section: Mapping[str, Any], language: str, fullness: Fullness) -> str:
+    return settled(f"## {stage}\n\n{render_findings(section['findings'], language, fullness)}")
+
+
+def _render(record: Mapping[str, Any], strict: bool, language: str, fullness: Fullness) -> dict[str, str]:
     import jinja2
 
     from preflight.verdict import judge
 
-    environment = _environment(language)
+    environment = _environment(language, fullness)
     sections = {stage: record["sections"][stage] for stage in STAGES if stage in record["sections"]}
     summary = environment.get_template("summary.md.j2")
-    rendered = {"summary": summary.render(verdict=judge(record), sections=sections, job=record.get("job"))}
+    rendered = {"summary": settled(summary.render(verdict=judge(record), sections=sections, job=record.get("job")))}
     for stage, section in sections.items():
         try:
             text = environment.get_template(f"{stage}.md.j2").render(
@@ -409,6 +512,6 @@ def render(record: Mapping[str, Any], strict: bool = False, language: str = ENGL
         except (jinja2.TemplateError, KeyError, TypeError, ValueError, AttributeError):
             if strict:
                 raise
-            text = f"## {stage}\n\n{render_findings(section['findings'], language)}"
-        rendered[stage] = text
+            text = _findings_alone(stage, section, language, fullness)
+        rendered[stage] = settled(text)
     return rendered
