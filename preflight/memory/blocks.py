@@ -110,6 +110,8 @@ class Builder:
                 2,
                 forward_extra=rows * (module.in_features + 4 * out),
                 backward_extra=2 * weights,
+                forward_text=f"{rows} x ({module.in_features} + 4 x {out}) B",
+                backward_text=f"{weights} x 2 B",
             )
             y = tape.cast(y, x.width)
         elif self.quantised(module):
@@ -138,12 +140,14 @@ class Builder:
         Source: bitsandbytes nn/modules.py Linear4bit.forward, autograd/_functions.py MatMul4Bit.
         """
         half = tape.cast(x, self.half)
-        extra = weights * self.source
+        extra, text = weights * self.source, f"{weights} x {self.source} B"
         if self.source != self.half or self.litgpt:  # lightning quantises float16: dequantised to that, then cast
             extra += weights * self.half
+            text = f"{weights} x ({self.source} + {self.half}) B"
         keeps = [half] if self.keeps_4bit_input else []
         self.outliving += [value.storage for value in keeps if value.storage not in self.outliving]
-        y = tape.op(name, [half], x.rows, out, self.half, keeps=keeps, forward_extra=extra, backward_extra=extra)
+        y = tape.op(name, [half], x.rows, out, self.half, keeps=keeps, forward_extra=extra, backward_extra=extra,
+                    forward_text=text, backward_text=text)  # fmt: skip
         tape.hold(half)
         return tape.cast(y, x.width)
 
@@ -316,10 +320,10 @@ class Builder:
                 v = tape.op("V repeated", [v], rows, heads * value_dim, 4)
             k = tape.op("K scaled", [k], rows, heads * head_dim, 4)
             mask = 4 * length * length if causal else 0
-            scores = tape.op("scores", [q, k], square, length, 4, keeps=[q, k], forward_extra=mask)
-            soft = tape.op(
-                "softmax", [scores], square, length, 4, keeps_output=True, backward_extra=square * length * 4
-            )
+            scores = tape.op("scores", [q, k], square, length, 4, keeps=[q, k], forward_extra=mask,
+                             forward_text=f"{length} x {length} x 4 B")  # fmt: skip
+            soft = tape.op("softmax", [scores], square, length, 4, keeps_output=True,
+                           backward_extra=square * length * 4, backward_text=f"{square} x {length} x 4 B")  # fmt: skip
             result = tape.op("attention output", [soft, v], rows, out, 4, keeps=[soft, v])
             return tape.cast(result, width)
         return self._eager(tape, q, k, v, heads, gqa, head_dim, value_dim)
@@ -352,14 +356,14 @@ class Builder:
                 width,
                 keeps_output=True,
                 backward_extra=square * length * width,
+                backward_text=f"{square} x {length} x {width} B",
             )
             v = tape.cast(v, width)
             return tape.op("attention output", [soft, v], rows, heads * value_dim, width, keeps=[soft, v])
         one_kernel = self.plan.autocast == "fp16" or (self.plan.autocast is None and self.plan.weight_dtype == "fp16")
         entry = masked if one_kernel else tape.cast(masked, 4)
-        soft = tape.op(
-            "softmax in 32 bit", [entry], square, length, 4, keeps_output=True, backward_extra=square * length * 4
-        )
+        soft = tape.op("softmax in 32 bit", [entry], square, length, 4, keeps_output=True,
+                       backward_extra=square * length * 4, backward_text=f"{square} x {length} x 4 B")  # fmt: skip
         soft = tape.cast(soft, width, "softmax")
         soft = self.drop(tape, soft, "softmax")
         v = tape.cast(v, width)
@@ -377,25 +381,29 @@ class Builder:
         statistics = self.batch * heads * kept * 4
         width = inputs[0].width
         if kind == "efficient":
-            extra = self.batch * heads * length * 4
+            extra, text = self.batch * heads * length * 4, f"{self.batch} x {heads} x {length} x 4 B"
             if width == 2:
-                extra += self.batch * heads * -(-length // 64) * 64 * head_dim * 4
+                rounded = -(-length // 64) * 64
+                extra += self.batch * heads * rounded * head_dim * 4
+                text += f" + {self.batch} x {heads} x {rounded} x {head_dim} x 4 B"
         else:
             rounded = -(-length // 128) * 128
             wide = -(-head_dim // 32) * 32 if head_dim <= 128 else -(-head_dim // 64) * 64
             extra = self.batch * heads * rounded * (wide + 1) * 4
+            text = f"{self.batch} x {heads} x {rounded} x ({wide} + 1) x 4 B"
             if gqa:
                 extra += 2 * rows * heads * head_dim * width
+                text += f" + 2 x {rows} x {heads} x {head_dim} x {width} B"
         lse = Storage("log-sum-exp", statistics, f"{self.batch} x {heads} x {kept} x 4 B")
-        return tape.op(
-            "attention output", inputs, rows, out, width, keeps=[*inputs, lse], keeps_output=True, backward_extra=extra
-        )
+        return tape.op("attention output", inputs, rows, out, width, keeps=[*inputs, lse], keeps_output=True,
+                       backward_extra=extra, backward_text=text)  # fmt: skip
 
     # -- whole layers
 
     def layer(self, group: Layers) -> tuple[Tape, Value]:
         """One layer of this kind: its tape and its output."""
         tape = Tape()
+        tape.grad_width = self.plain if self.full else self.adapter
         x = tape.input("hidden states", self.rows, self.shape.hidden_size or 0, self.stream)
         return tape, litgpt.layer(self, tape, x, group) if self.litgpt else self.decoder(tape, x, group)
 
@@ -515,11 +523,9 @@ class Builder:
         width = wide.width
         mixed = tape.op("convolved", [wide], x.rows, convolved, width, keeps=[wide])
         bent = tape.op("convolved, activated", [mixed], x.rows, convolved, width, keeps=[mixed])
-        states = Storage(
-            "chunk states",
-            self.batch * -(-self.length // 256) * last.in_features * 128 * 4,
-            "chunks x width x 128 x 4 B",
-        )
+        chunks = self.batch * -(-self.length // 256)
+        product = f"{chunks} x {last.in_features} x 128 x 4 B"
+        states = Storage("chunk states", chunks * last.in_features * 128 * 4, product)
         scan = tape.op(
             "scan", [bent, *outs], x.rows, last.in_features, width, keeps=[bent, *outs, states], keeps_output=True
         )

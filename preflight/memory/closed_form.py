@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,7 @@ class Component:
             "bytes": self.bytes,
             "what": self.what,
             "source": self.source,
-            "items": [{"what": i.name, "bytes": i.bytes, "formula": i.text} for i in self.items],
+            "items": [{"what": i.name, "bytes": i.bytes, "formula": _grouped(i.text)} for i in self.items],
         }
 
 
@@ -98,6 +99,16 @@ class MemoryEstimate:
         }
 
 
+def _grouped(text: str) -> str:
+    """Long numbers in groups of three digits, as people read them."""
+    return re.sub(r"(?<![.\d])\d{5,}", lambda found: f"{int(found[0]):,}", text)
+
+
+def _filled(text: str, product: int, size: int) -> str:
+    """The product with what whole blocks of 512 bytes add to it."""
+    return text if size == product else f"{text} + {size - product} B of blocks not filled"
+
+
 def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
     """The peak of a training step by formulas. Raises NoEstimate when the structure of the model is not known."""
     if shape.structure == "unknown" or not shape.groups or not shape.hidden_size:
@@ -115,7 +126,8 @@ def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
     from preflight.memory.errors import interval
 
     low, high, reserved = interval("closed", plan, allocated)
-    margin = Held("allocator cache and rounding", reserved - allocated, "", "safety")
+    share = reserved / allocated - 1
+    margin = Held("allocator cache and rounding", reserved - allocated, f"{allocated} x {share:.12f} B", "safety")
     return MemoryEstimate(
         evidence="closed form",
         allocated_bytes=allocated,
@@ -146,13 +158,17 @@ _KINDS = {
 
 def components_of(rows: list[Held]) -> tuple[Component, ...]:
     """The eight components, always all of them and in their order; equal lines are put together."""
-    gathered: dict[str, dict[tuple[str, str], int]] = {name: {} for name in COMPONENTS}
+    gathered: dict[str, dict[tuple[str, str, int], int]] = {name: {} for name in COMPONENTS}
     for row in rows:
         place = gathered[_KINDS.get(row.kind, "activations")]
-        place[row.name, row.text] = place.get((row.name, row.text), 0) + row.bytes
+        place[row.name, row.text, row.bytes] = place.get((row.name, row.text, row.bytes), 0) + 1
     made = []
     for name, what in COMPONENTS.items():
-        items = sorted((Held(n, size, text) for (n, text), size in gathered[name].items()), key=lambda i: -i.bytes)
+        lines = [
+            Held(called, size * times, text if times == 1 or not text else f"{times} x ({text})")
+            for (called, text, size), times in gathered[name].items()
+        ]
+        items = sorted(lines, key=lambda item: -item.bytes)
         made.append(Component(name, sum(i.bytes for i in items), tuple(items), what, _SOURCES[name]))
     return tuple(made)
 
@@ -194,7 +210,7 @@ class _Counted:
     def static(self) -> list[Held]:
         """Weights, quantisation scales, adapters."""
         plain: dict[int, int] = {}
-        packed = scales = tables = weights = modules = 0
+        packed = scales = tables = weights = modules = inputs = outputs = 0
         width, method = self.build.plain, self.plan.method
         for module, times, _stack in self.shape.occurrences():
             count = module.weights * module.per_layer * times
@@ -206,6 +222,7 @@ class _Counted:
                 continue
             plain[width] = plain.get(width, 0) + biases
             weights, modules = weights + count, modules + copies
+            inputs, outputs = inputs + copies * module.in_features, outputs + copies * module.out_features
             if method == "qlora":
                 packed += copies * _block(-(-module.weights // 2))
                 blocks = -(-module.weights // 64)
@@ -230,23 +247,40 @@ class _Counted:
             if count
         ]
         if packed:
+            sides = inputs, outputs
             each = 1 if method == "lora_int8" else 0.5
-            rows.append(Held("quantised weights", packed, f"{weights} x {each} B", "static"))
-            rows.append(Held("scales", scales, self._scale_text(weights, method), "quantisation"))
-            rows.append(
-                Held("code tables", tables, f"{modules} modules x {tables // max(1, modules)} B", "quantisation")
-            )
-        if self.plan.adapters:
+            text = _filled(f"{weights} x {each} B", int(weights * each), packed)
+            rows.append(Held("quantised weights", packed, text, "static"))
+            rows.append(Held("scales", scales, self._scale_text(weights, method, sides, scales), "quantisation"))
+            if tables:
+                text = f"{modules} modules x {tables // modules} B"
+                rows.append(Held("code tables", tables, text, "quantisation"))
+        if self.plan.adapters and self.trained:
             adapter = sum(_block(elements * wide) for elements, wide in self.trained_tensors())
-            rows.append(Held("adapters", adapter, f"{self.trained} x {self.build.adapter} B", "static"))
+            rows.append(Held("adapters", adapter, self.trained_text(adapter), "static"))
         return rows
 
-    def _scale_text(self, weights: int, method: str) -> str:
+    def _scale_text(self, weights: int, method: str, sides: tuple[int, int], size: int) -> str:
+        """`sides`: inputs and outputs of all quantised modules, summed."""
+        inputs, outputs = sides
         if method == "qlora" and self.plan.double_quant:
-            return f"{weights} / 64 x 1 B + {weights} / 64 / 256 x 4 B"
-        if method == "qlora":
-            return f"{weights} / 64 x 4 B"
-        return "4 B per output" if method == "lora_int8" else f"{weights} / 128 x 2.5 B + 4 B per input"
+            text, product = f"{weights} / 64 x 1 B + {weights} / 64 / 256 x 4 B", weights // 64 + weights // 4096
+        elif method == "qlora":
+            text, product = f"{weights} / 64 x 4 B", weights // 16
+        elif method == "lora_int8":
+            text, product = f"{outputs} outputs x 4 B", outputs * 4
+        else:
+            text = f"{weights} / 128 x 2.5 B + {inputs} inputs x 4 B"
+            product = weights * 5 // 256 + inputs * 4
+        return _filled(text, product, size)
+
+    def trained_text(self, size: int) -> str:
+        """The product behind so many bytes of trained tensors, each in a block of its own."""
+        counts: dict[int, int] = {}
+        for elements, width in self.trained_tensors():
+            counts[width] = counts.get(width, 0) + elements
+        text = " + ".join(f"{count} x {width} B" for width, count in counts.items())
+        return _filled(text or "0 B", sum(count * width for width, count in counts.items()), size)
 
     def trained_tensors(self) -> Iterator[tuple[int, int]]:
         """(elements, bytes per element) of each trained tensor."""
@@ -281,15 +315,24 @@ class _Counted:
             state_bytes(self.plan.optimizer_name(), elements, width) for elements, width in self.trained_tensors()
         )
 
-    def states_text(self) -> str:
-        """The product behind the optimizer's states."""
+    def states_text(self, size: int) -> str:
+        """The product behind the optimizer's states; paged tensors of 1e5 elements or more are on the host."""
         name = self.plan.optimizer_name()
-        if "paged" in name:
-            return "only tensors below 100000 elements: the others are paged, outside torch's figures"
-        if "8bit" in name:
-            return f"{self.trained} x {1 if 'lion' in name else 2} x (1 + 4 / 256) B; 4 B each below 4096 elements"
-        width = self.build.adapter if self.plan.adapters else self.build.plain
-        return f"{self.trained} x 2 x {width} B" if name.startswith("adamw_torch") else name
+        here = [pair for pair in self.trained_tensors() if state_bytes(name, *pair)]
+        count = 1 if "lion" in name or name == "muon" else 2
+        terms: dict[tuple[str, float], int] = {}  # (text, bytes of one) -> how many
+        for elements, width in here:
+            large = "8bit" in name and elements >= 4096
+            each = width if name in ("adamw_torch", "adamw_torch_fused", "muon") else 1 if large else 4
+            found = [((f"{count} x {each} B", float(count * each)), elements)]
+            if name == "adafactor":
+                found = [((f"2 x sqrt({elements}) x 4 B", 8 * elements**0.5), 1)]
+            if large:
+                found.append(((f"{count} / 256 x 4 B", count / 64), elements))
+            for term, number in found:
+                terms[term] = terms.get(term, 0) + number
+        text = " + ".join(f"{number} x {term}" for (term, _), number in terms.items()) or "0 B"
+        return _filled(text, int(sum(one * number for (_, one), number in terms.items())), size)
 
     def workspaces(self) -> list[Held]:
         each = 32 << 20 if self.build.capability >= 9.0 else 8519680
@@ -366,12 +409,16 @@ class _Counted:
         piece = min(rows, size) * vocabulary * width
         weight = head.weights * width if self.build.full else 0
         entry = tape.cast(hidden, width)
-        keeps: list[Value | Storage] = [Storage("gradient of the hidden states", rows * columns * width, "", "logits")]
+        product = f"{rows} x {columns} x {width} B"
+        keeps: list[Value | Storage] = [
+            Storage("gradient of the hidden states", rows * columns * width, product, "logits")
+        ]
         if self.build.plain != width:
-            keeps.append(Storage("head weight cast", head.weights * width, "", "logits"))
+            keeps.append(Storage("head weight cast", head.weights * width, f"{head.weights} x {width} B", "logits"))
+        text = f"{min(rows, size)} x {vocabulary} x {width} B" + (f" + {head.weights} x {width} B" if weight else "")
         return tape.op(
             "loss", [entry], 1, 1, 4, keeps=keeps, forward_extra=piece + weight, weight_grad=weight, kind="logits",
-            trains=self.build.full,
+            trains=self.build.full, forward_text=text,
         )  # fmt: skip
 
     # -- moments
@@ -381,46 +428,53 @@ class _Counted:
         plan, hidden = self.plan, self.hidden
         ids = Held("token ids and labels", 2 * plan.tokens * 8, f"2 x {plan.tokens} x 8 B", "activation")
         base = [*self.static(), *self.workspaces(), ids]
-        states = [Held("optimizer states", self.states(), self.states_text(), "optimizer")]
+        size = self.states()
+        states = [Held("optimizer states", size, self.states_text(size), "optimizer")] if size else []
         gradients = self.gradients()
-        width = self.build.adapter if plan.adapters else self.build.plain
-        grads = Held("gradients", gradients, f"{self.trained} x {width} B", "gradients")
+        grads = Held("gradients", gradients, self.trained_text(gradients), "gradients")
         waiting = [grads] if plan.gradient_accumulation > 1 else []
         profile, held = self.loss
-        held_rows = [Held("logits that the loop still holds", held, "", "logits")] if held else []
+        wide = held // max(1, plan.tokens * self.build.vocabulary)
+        product = f"{plan.tokens} x {self.build.vocabulary} x {wide} B"
+        held_rows = [Held("logits that the loop still holds", held, product, "logits")] if held else []
         kept = self.kept_by_all()
         before = [*base, *states, *waiting]
         last = Held("hidden states after the last layer", hidden, self.hidden_text(1), "activation")
-        for name, peak, rows in (
-            ("forward, at the loss", profile.forward_peak, profile.at_forward_peak),
-            ("backward, at the loss", profile.backward_peak, profile.at_backward_peak),
+        for name, rows in (
+            ("forward, at the loss", profile.at_forward_peak),
+            ("backward, at the loss", profile.at_backward_peak),
         ):
-            extra = [Held("held logits", held, "", "logits")] if held and name.startswith("backward") else []
-            yield name, [*before, *kept, last, *rows, *extra, *_rest(peak, rows)]
+            extra = held_rows if name.startswith("backward") else []
+            yield name, [*before, *kept, last, *rows, *extra]
         of_head = 0 if plan.adapters or waiting else self.head_gradient()
-        head_grads = [Held("gradients of the head", of_head, "", "gradients")] if of_head else []
+        product = f"{of_head // self.build.plain} x {self.build.plain} B"
+        head_grads = [Held("gradients of the head", of_head, product, "gradients")] if of_head else []
         total = sum(group.count for group, _ in self.profiles)
         for group, layer in self.profiles:
-            top = layer.backward_peak
-            if plan.gradient_checkpointing:  # the layer runs forward again first, with the gradient of its output there
-                top = max(top, layer.forward_peak + hidden)
-            work = [*layer.at_backward_peak, *_rest(top, layer.at_backward_peak)]
+            work = list(layer.at_backward_peak)
+            if plan.gradient_checkpointing and layer.forward_peak + hidden > layer.backward_peak:
+                # the layer runs forward again first, with the gradient of its output there
+                coming = Held("gradient of the layer's output", hidden, self.hidden_text(1), "activation")
+                work = [*layer.at_forward_peak, coming]
             without = [row for row in work if row.kind != "gradients"]
             label = "" if len(self.profiles) == 1 else f" ({group.mixer}, {group.mlp})"
             others = kept if plan.gradient_checkpointing else self.kept_by_all(less=group)
             if plan.adapters or waiting:
                 so_far = 0 if waiting else 2 * gradients // max(1, total)
-                work = [*without, Held("gradients so far", so_far, "", "gradients")]
+                text = f"2 / {total} x {gradients} B"
+                work = [*without, *([Held("gradients so far", so_far, text, "gradients")] if so_far else [])]
             yield f"backward of the last layer{label}", [*before, *held_rows, *others, *head_grads, *work]
             one = Held("hidden states kept at checkpoints", hidden, self.hidden_text(1), "activation")
             yield f"backward of the first layer{label}", [*base, *states, *held_rows, grads, one, *without]
-        step = [Held("foreach temporary", self.step_temporary(), "as large as the gradients", "optimizer")]
+        once = self.step_temporary()
+        step = [Held("foreach temporary", once, self.trained_text(once), "optimizer")] if once else []
         yield "optimizer step", [*base, *states, grads, *held_rows, *step]
         yield "loading", self.loading()
 
     def hidden_text(self, count: int) -> str:
         """The product behind so many hidden states."""
-        return f"{count} x {self.plan.tokens} x {self.shape.hidden_size} x {self.build.stream} B"
+        layers = f"{count} layers x " if count > 1 else ""
+        return f"{layers}{self.plan.tokens} x {self.shape.hidden_size} x {self.build.stream} B"
 
     def head_gradient(self) -> int:
         return (self.shape.head_parameters or self.shape.embedding_parameters) * self.build.plain
@@ -442,7 +496,9 @@ class _Counted:
             if layer.keeps_input:
                 rows.append(Held("layer inputs", group.count * hidden, self.hidden_text(group.count), "activation"))
             rows += [
-                Held(row.name, row.bytes * count, f"{count} x {row.text}", row.kind) for row in layer.kept_rows if count
+                Held(row.name, row.bytes * count, f"{count} layers x {row.text}", row.kind)
+                for row in layer.kept_rows
+                if count
             ]
         return rows
 
@@ -457,32 +513,36 @@ class _Counted:
         if plan.gpus == 1 or plan.parallel == "none":
             return rows
         if plan.parallel == "ddp":
-            return [*rows, Held("buckets of DDP", self.gradients(), "as large as the gradients", "gradients")]
+            size = self.gradients()
+            return [*rows, Held("buckets of DDP", size, self.trained_text(size), "gradients")]
         whole = {"static", "quantisation", "gradients", "optimizer"}
         divided = {"zero1": {"optimizer"}, "zero2": {"optimizer", "gradients"}}.get(plan.parallel, whole)
         made = []
         for row in rows:
             if row.kind in divided or (plan.parallel == "pipeline" and "checkpoint" in row.name):
                 away = plan.offload and (row.kind == "optimizer" or plan.parallel in ("fsdp_full", "zero3"))
-                text = f"({row.text or row.bytes}) / {plan.gpus}"
-                row = Held(row.name, 0 if away else -(-row.bytes // plan.gpus), text, row.kind)
+                if away:  # in host memory
+                    continue
+                row = Held(row.name, -(-row.bytes // plan.gpus), f"({row.text}) / {plan.gpus}", row.kind)
             made.append(row)
         if plan.parallel in ("fsdp_full", "fsdp_hybrid", "zero3") and moment.startswith(("forward", "backward")):
-            made.append(Held("gathered: one layer and what lies outside the layers", self.gathered(), "", "static"))
+            size, text = self.gathered()
+            made.append(Held("gathered: one layer and what lies outside the layers", size, text, "static"))
         return made
 
-    def gathered(self) -> int:
-        """Bytes of the parameters that are whole at a time under FSDP or ZeRO-3."""
-        layer = max((self.stored(group.modules) for group, _ in self.profiles), default=0)
-        return layer + self.stored(self.shape.rest)
+    def gathered(self) -> tuple[int, str]:
+        """Bytes of the parameters that are whole at a time under FSDP or ZeRO-3, and the product behind them."""
+        layer = max((self.stored(group.modules) for group, _ in self.profiles), default=(0, "0 B"))
+        rest = self.stored(self.shape.rest)
+        return layer[0] + rest[0], f"{layer[1]} + {rest[1]}"
 
-    def stored(self, modules: tuple[Module, ...]) -> int:
-        """Bytes of these modules as they are stored."""
-        total = 0
-        for module in modules:
-            packed = self.build.quantised(module)
-            total += module.parameters // 2 if packed else module.parameters * self.build.plain
-        return total
+    def stored(self, modules: tuple[Module, ...]) -> tuple[int, str]:
+        """Bytes of these modules as they are stored, and the product behind them."""
+        packed = sum(m.parameters for m in modules if self.build.quantised(m))
+        plain = sum(m.parameters for m in modules if not self.build.quantised(m))
+        terms = [f"{packed} x 0.5 B"] if packed else []
+        terms += [f"{plain} x {self.build.plain} B"] if plain or not packed else []
+        return packed // 2 + plain * self.build.plain, " + ".join(terms)
 
     def step_temporary(self) -> int:
         """A foreach step makes one list as large as the parameters (the square roots of the second moments)."""
@@ -497,10 +557,11 @@ class _Counted:
             return rows
         source = WIDTHS[self.plan.weight_dtype]
         largest = max((m.weights for m, _, _ in self.shape.occurrences() if self.build.quantised(m)), default=0)
-        rows.append(Held("a 16-bit weight while it is quantised", largest * source, "", "static"))
+        name = "a 16-bit weight while it is quantised"
         if self.plan.upcast:
             plain = max((m.weights for m, _, _ in self.shape.occurrences() if not self.build.quantised(m)), default=0)
-            rows[-1] = Held("16-bit copies while they are cast", max(plain, largest) * source, "", "static")
+            name, largest = "16-bit copies while they are cast", max(plain, largest)
+        rows.append(Held(name, largest * source, f"{largest} x {source} B", "static"))
         return rows
 
 
@@ -532,8 +593,3 @@ def copies_shifted_logits(plan: Plan) -> bool:
 
 def _block(size: int) -> int:
     return -(-size // 512) * 512
-
-
-def _rest(peak: int, rows: tuple[Held, ...]) -> list[Held]:
-    missing = peak - sum(row.bytes for row in rows)
-    return [Held("working memory of the layer", missing, "", "activation")] if missing > 0 else []

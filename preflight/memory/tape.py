@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 ROUND = 512  # the CUDA caching allocator hands out multiples of this
 
 
+def in_blocks(text: str, size: int) -> str:
+    """The product behind `size` bytes; blocks(...) says that it is rounded up to whole blocks of 512 bytes."""
+    return text if size % ROUND == 0 else f"blocks({text})"
+
+
 class Storage:
     """A piece of memory that one or more values share. `text` is its size as a product that a reader can recompute."""
 
     __slots__ = ("bytes", "kind", "name", "text")
 
     def __init__(self, name: str, size: int, text: str = "", kind: str = "activation") -> None:
-        self.name, self.bytes, self.text, self.kind = name, -(-size // ROUND) * ROUND, text, kind
+        self.name, self.bytes, self.kind = name, -(-size // ROUND) * ROUND, kind
+        self.text = in_blocks(text or f"{size} B", size)
 
 
 @dataclass(eq=False)
@@ -44,6 +50,7 @@ class Operation:
     keeps: tuple[Storage, ...]
     forward_extra: int
     backward_extra: int
+    texts: tuple[str, str]  # the products behind the two
     weight_grad: int
     passes: bool  # the gradient of the output is the gradient of the inputs, without a copy
     makes: bool  # the output has memory of its own
@@ -90,6 +97,7 @@ class Tape:
         self.operations: list[Operation] = []
         self.grad = grad
         self.inputs: list[Value] = []
+        self.grad_width = 1  # bytes per element of the gradients of weights, for the products that are shown
 
     def input(self, name: str, rows: int, columns: int, width: int, grad: bool = True) -> Value:
         """A value from outside; its memory is not counted."""
@@ -109,6 +117,8 @@ class Tape:
         keeps_output: bool = False,
         forward_extra: int = 0,
         backward_extra: int = 0,
+        forward_text: str = "",
+        backward_text: str = "",
         weight_grad: int = 0,
         passes: bool = False,
         kind: str = "activation",
@@ -129,6 +139,7 @@ class Tape:
                 tuple(kept) if grad else (),
                 forward_extra,
                 backward_extra,
+                (forward_text or f"{forward_extra} B", backward_text or f"{backward_extra} B"),
                 weight_grad,
                 passes,
                 True,
@@ -139,7 +150,7 @@ class Tape:
     def view(self, value: Value, rows: int, columns: int) -> Value:
         """The same memory in another shape."""
         output = Value(value.storage, rows, columns, value.width, value.grad)
-        self._add(Operation("view", (value,), output, (), 0, 0, 0, True, False))
+        self._add(Operation("view", (value,), output, (), 0, 0, ("", ""), 0, True, False))
         return output
 
     def cast(self, value: Value, width: int, name: str | None = None) -> Value:
@@ -191,7 +202,7 @@ class Tape:
                     total += storage.bytes
             if total + operation.forward_extra > peak:
                 peak = total + operation.forward_extra
-                peak_rows = _rows(live, operation.forward_extra, f"while {operation.name} runs")
+                peak_rows = _rows(live, operation.forward_extra, f"while {operation.name} runs", operation.texts[0])
             for storage in dying.get(index, ()):
                 total -= live.pop(storage, 0)
         kept_bytes = sum(storage.bytes for storage in kept)
@@ -219,7 +230,7 @@ class Tape:
         gradients: dict[Value, _Gradient] = {result: first}
         buffers: dict[_Gradient, int] = {first: 1}
         total = sum(live.values()) + first.bytes
-        peak, rows = total, _rows(live, 0, "", buffers)
+        peak, rows = total, _rows(live, 0, "", "", buffers)
         weight_grads = 0
 
         def drop(gradient: _Gradient) -> None:
@@ -229,13 +240,14 @@ class Tape:
                 del buffers[gradient]
                 total -= gradient.bytes
 
-        def look(extra: int = 0, why: str = "") -> None:
+        def look(extra: int = 0, why: str = "", text: str = "") -> None:
             nonlocal peak, rows
             if total + weight_grads + extra > peak:
                 peak = total + weight_grads + extra
-                rows = _rows(live, extra, why, buffers)
+                rows = _rows(live, extra, why, text, buffers)
                 if weight_grads:
-                    rows = (*rows, Held("gradients of the weights so far", weight_grads, "", "gradients"))
+                    product = f"{weight_grads // self.grad_width} x {self.grad_width} B"
+                    rows = (*rows, Held("gradients of the weights so far", weight_grads, product, "gradients"))
 
         for operation in reversed(self.operations):
             incoming = gradients.pop(operation.output, None)
@@ -253,7 +265,8 @@ class Tape:
                         total += gradient.bytes
                     made.append((value, gradient))
                 weight_grads += operation.weight_grad
-                look(operation.backward_extra, f"while the gradient of {operation.name} is computed")
+                why = f"while the gradient of {operation.name} is computed"
+                look(operation.backward_extra, why, operation.texts[1])
                 drop(incoming)
                 for storage in set(operation.keeps):
                     if storage in uses:
@@ -288,14 +301,15 @@ class _Gradient:
 
     def __init__(self, value: Value) -> None:
         self.bytes, self.name, self.kind = value.size, f"gradient of {value.storage.name}", value.storage.kind
-        self.text = f"{value.rows} x {value.columns} x {value.width} B"
+        product = f"{value.rows} x {value.columns} x {value.width} B"
+        self.text = in_blocks(product, value.rows * value.columns * value.width)
 
 
 def _rows(
-    live: dict[Storage, int], extra: int, why: str, buffers: dict[_Gradient, int] | None = None
+    live: dict[Storage, int], extra: int, why: str, text: str, buffers: dict[_Gradient, int] | None = None
 ) -> tuple[Held, ...]:
     rows = [Held(storage.name, size, storage.text, storage.kind) for storage, size in live.items()]
     rows += [Held(gradient.name, gradient.bytes, gradient.text, gradient.kind) for gradient in buffers or {}]
     if extra:
-        rows.append(Held(why, extra, "", "activation"))
+        rows.append(Held(why, extra, text, "activation"))
     return tuple(rows)
