@@ -157,6 +157,40 @@ def histogram(values: Sequence[float], marks: Mapping[str, float | None]) -> dic
     return {"bars": bars, "marks": placed, "ticks": ticks(extent), "most": most}
 
 
+def curve(seconds: object, values: object) -> dict[str, Any] | None:
+    """One reading over time. None when there are fewer than two usable points.
+
+    `lines` are runs of neighbours that were all read, each [x, y] in per cent, y upwards from 0; `ticks` lie on the
+    value's axis and `seconds` on the other; `low`, `high`, `first`, `last` are the values to say in words.
+    """
+    if not isinstance(seconds, (list, tuple)) or not isinstance(values, (list, tuple)):
+        return None
+    points = [(number(at), number(value)) for at, value in zip(seconds, values, strict=False)]
+    found = [(at, value) for at, value in points if at is not None and value is not None and at >= 0 and value >= 0]
+    if len(found) < 2:
+        return None
+    last_s = max(at for at, _ in found)
+    extent = HEADROOM * max(value for _, value in found)
+    lines: list[list[list[float]]] = [[]]
+    for at, value in points:
+        if at is None or value is None or at < 0 or value < 0:
+            lines.append([])
+        else:
+            lines[-1].append([percent(at, last_s), percent(value, extent)])
+    # a point alone would draw nothing: it becomes a short line
+    drawn = [line if len(line) > 1 else [[line[0][0] - 0.4, line[0][1]], line[0]] for line in lines if line]
+    return {
+        "lines": drawn,
+        "ticks": ticks(extent, most=3),
+        "seconds": ticks(last_s, most=4),
+        "low": min(value for _, value in found),
+        "high": max(value for _, value in found),
+        "first": found[0][1],
+        "last": found[-1][1],
+        "last_s": last_s,
+    }
+
+
 def span(low: object, middle: object, high: object, extent: float | None = None) -> dict[str, float] | None:
     """A range with its middle, on an axis from 0 to `extent` (default: a little more than `high`)."""
     first, centre, last = number(low), number(middle), number(high)

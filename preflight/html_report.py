@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from preflight import charts
-from preflight.charts import number
+from preflight.charts import GIB, number
 from preflight.facts import shipped
 from preflight.findings import quote
 from preflight.report import STAGES, ReportTrouble, read_record, replace_text
@@ -22,6 +22,8 @@ from preflight.words import ENGLISH, HTML_NAMES, words_of
 LIMIT_BYTES = 1 << 20
 ORDER = {"fail": 0, "unknown": 1, "warn": 2, "ok": 3}
 TIERS = (0.2, 0.5)
+# The readings of the stress test that are drawn over time.
+CURVES = ("tflops", "temperature_c", "sm_clock_mhz", "power_w", "utilization_pct", "memory_used_bytes")
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,15 @@ def _rows(value: object) -> list[Mapping[str, Any]]:
 
 
 def hardware_view(observed: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the hardware stage: the telemetry of the stress test as ranges."""
-    telemetry = _mapping(_mapping(observed.get("stress")).get("telemetry"))
+    """Of the hardware stage: the telemetry of the stress test as curves and as ranges."""
+    stress = _mapping(observed.get("stress"))
+    telemetry, course = _mapping(stress.get("telemetry")), _mapping(stress.get("curve"))
+    curves = []
+    for name in CURVES:
+        unit = float(GIB) if name == "memory_used_bytes" else 1.0
+        read = [None if (size := number(value)) is None else size / unit for value in course.get(name) or ()]
+        if (drawn := charts.curve(course.get("at_s"), read)) is not None:
+            curves.append({"name": name, **drawn})
     readings = []
     for name, reading in telemetry.items():
         if isinstance(reading, Mapping) and {"min", "median", "max"} <= reading.keys():
@@ -164,7 +173,7 @@ def hardware_view(observed: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in _mapping(telemetry.get("throttle_share")).items()
         if (share := number(value)) is not None
     ]
-    return {"readings": readings, "throttle": throttle}
+    return {"curves": curves, "readings": readings, "throttle": throttle}
 
 
 def memory_view(observed: Mapping[str, Any]) -> dict[str, Any]:

@@ -397,6 +397,64 @@ def test_a_timeline_that_is_none_is_left_out(points: object) -> None:
     assert charts.timeline(points) is None
 
 
+def test_a_reading_over_time_keeps_its_gaps() -> None:
+    drawn = charts.curve([1.0, 2.0, 3.0, 4.0, 5.0], [50.0, 100.0, None, 80.0, 60.0])
+    assert drawn is not None
+    # 100 % upwards is 1.06 x 100
+    assert drawn["lines"] == [
+        [[20.0, pytest.approx(47.170, abs=0.001)], [40.0, pytest.approx(94.340, abs=0.001)]],
+        [[80.0, pytest.approx(75.472, abs=0.001)], [100.0, pytest.approx(56.604, abs=0.001)]],
+    ]
+    assert (drawn["first"], drawn["last"], drawn["low"], drawn["high"]) == (50.0, 60.0, 50.0, 100.0)
+    alone = charts.curve([1.0, 2.0, 3.0, 4.0], [5.0, None, 5.0, 5.0])
+    assert alone is not None and len(alone["lines"][0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "values"),
+    [(None, None), ([1, 2], None), ([1, 2], [None, 3]), ([1], [1]), ("ab", "cd"), ([1, 2], [float("nan"), 1])],
+)
+def test_a_reading_that_is_none_is_not_drawn(seconds: object, values: object) -> None:
+    assert charts.curve(seconds, values) is None
+
+
+def stressed_record() -> dict[str, Any]:
+    """The example after a stress test: a card that grows hot and slows down after 25 of 60 s."""
+    record = record_of("example")
+    at_s = [0.5 * (n + 1) for n in range(120)]
+    record["sections"]["gpu_probe"]["observed"]["stress"] = {
+        **{"device": "cuda:0", "name": "NVIDIA GeForce RTX 3090", "ended": "complete", "seconds": 60.0, "tflops": 61.2},
+        **{"dtype": "bfloat16", "tflops_theoretical": 71.0, "copy_gb_per_s": 812.0, "copy_gb_per_s_theoretical": 936.1},
+        **{"wrong_results": 0, "sag_pct": 12.5, "longest_kernel_s": 0.021},
+        "telemetry": {
+            **{"source": "NVML", "samples": 480, "hertz": 8.0, "throttle_share": {"sw thermal slowdown": 0.4}},
+            "temperature_c": {"min": 41, "median": 80, "max": 84},
+        },
+        "curve": {
+            "at_s": at_s,
+            "tflops": [66.0 if at < 25 else 57.8 for at in at_s],
+            "temperature_c": [min(84.0, 41 + 1.7 * at) for at in at_s],
+            "sm_clock_mhz": [1860.0 if at < 25 else 1605.0 for at in at_s],
+            "power_w": [None if 30 < at < 33 else 348.0 for at in at_s],
+            "memory_used_bytes": [4.0 * GIB] * 120,
+        },
+    }
+    return record
+
+
+def test_the_stress_test_is_drawn_with_its_words() -> None:
+    page = Page(render_html(stressed_record(), strict=True))
+    text = " ".join(page.lines)
+    assert "speed, TFLOP/s over 60 s of load" in text
+    assert "66 at the start and 57.8 at the end; lowest 57.8, highest 66." in text
+    assert "4 at the start and 4 at the end" in text  # GiB
+    pictures = [attributes for tag, attributes in page.elements if tag == "svg" and attributes.get("role") == "img"]
+    named = [one for one in pictures if (one.get("aria-labelledby") or "").startswith("curve-")]
+    assert len(named) == 5
+    # the power was not read for a while: its curve has a gap
+    assert [tag for tag, _ in page.elements].count("polyline") >= 6
+
+
 def test_the_histogram_counts_every_value_once() -> None:
     # largest 2.0, at most 6 bars: steps of 0.5
     found = charts.histogram([0.1, 0.4, 0.5, 0.9, 1.2, 1.3, 2.0], {"P50": 0.9, "P95": None})
@@ -500,7 +558,7 @@ def test_a_reader_finds_no_serious_fault_at_any_width_or_colour(tmp_path: Path) 
     if subprocess.run([node, "-e", needs], cwd=look.parent, capture_output=True, check=False).returncode:
         pytest.skip("the npm packages axe-core and playwright-core are not where node looks (set NODE_PATH)")
     page = tmp_path / "page.html"
-    record = record_of("example")  # with the model stage of the other: a card it does not fit on, and what would
+    record = stressed_record()  # with the model stage of the other: a card it does not fit on, and what would
     record["sections"]["model_analyzer"] = record_of("too-old-torch")["sections"]["model_analyzer"]
     page.write_text(render_html(record, strict=True), encoding="utf-8")
     done = subprocess.run(

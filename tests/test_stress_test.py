@@ -17,6 +17,7 @@ from preflight.hardware.stress_test import (
     DEFAULT_SHAPE,
     StressResult,
     check_stress,
+    curve,
     measured,
     sag,
     shape_of,
@@ -56,6 +57,12 @@ def test_ten_seconds_on_the_cpu_measure_something_and_find_nothing_wrong(tiny, c
     assert 9 <= stress["seconds"] < 60 and stress["products"] > 1
     assert stress["tflops"] > 0 and stress["copy_gb_per_s"] > 0 and stress["longest_kernel_s"] > 0
     assert stress["telemetry"]["hertz"] >= 5 or stress["telemetry"]["samples"] >= 25  # a busy machine samples late
+    curve = stress["curve"]
+    points = len(curve["at_s"])
+    assert 2 <= points <= 120 and {len(values) for values in curve.values()} == {points}
+    assert curve["at_s"][-1] == pytest.approx(stress["seconds"], abs=0.1)
+    speeds = [value for value in curve["tflops"] if value is not None]
+    assert min(speeds) <= stress["tflops"] * 1.001 and max(speeds) >= stress["tflops"] * 0.999
     assert finding(section, "stress-passed")["level"] == "ok"
     forward = section["observed"]["minimal_forward"]
     assert forward["median_s"] > 0 and forward["finite"] is True and forward["peak_bytes"] > forward["weight_bytes"]
@@ -260,6 +267,53 @@ def test_telemetry_is_summed_up():
     assert (found["source"], found["samples"], found["hertz"]) == ("NVML", 6, 5.0)
     assert found["temperature_c"] == {"min": 60, "median": 62.5, "max": 65}
     assert found["throttle_share"] == {"sw power cap": 0.5}
+
+
+def course(batches, samples, clocks=(100.0, 97.0), work_s=0.5):
+    """The lines of a run whose load began at `clocks[0]` and whose telemetry at `clocks[1]`."""
+    return [
+        {"telemetry_source": "NVML", "clock_s": clocks[1]},
+        {"clock_s": clocks[0]},
+        *({"telemetry": sample} for sample in samples),
+        *({"batch": n, "at_s": at_s, "work_s": work_s, "count": count} for n, (at_s, count) in enumerate(batches)),
+    ]
+
+
+def test_the_course_lays_telemetry_over_the_load_by_the_common_clock():
+    # The telemetry began 3 s before the load: its samples at 2 s (before the load), 3.5, 4.6 and 4.8 s.
+    samples = [{"at_s": 2.0, "temperature_c": 30}, {"at_s": 3.5, "temperature_c": 50}]
+    samples += [{"at_s": 4.6, "temperature_c": 61}, {"at_s": 4.8, "temperature_c": 63, "power_w": 300.0}]
+    found = curve(course([(1.0, 10), (2.0, 8)], samples), 1e12)
+    # 10 and 8 products of 10^12 operations in 0.5 s each
+    assert found == {
+        "at_s": [1.0, 2.0],
+        "tflops": [20.0, 16.0],
+        "temperature_c": [50.0, 62.0],
+        "power_w": [None, 300.0],
+    }
+
+
+def test_a_long_course_keeps_a_hundred_and_twenty_stretches_and_a_dip():
+    batches = [(round(0.2 * (n + 1), 1), 4 if 900 <= n < 925 else 10) for n in range(3000)]
+    samples = [{"at_s": n / 8, "sm_clock_mhz": 1980 if n < 2400 else 1200} for n in range(4800)]
+    found = curve(course(batches, samples, (50.0, 50.0), work_s=0.2), 0.4e12)
+    assert len(found["at_s"]) == 120 and found["at_s"][-1] == 600.0
+    # 25 batches make one stretch of 5 s; 900 to 924 are the 37th
+    assert [index for index, value in enumerate(found["tflops"]) if value != 20.0] == [36]
+    assert found["tflops"][36] == 8.0
+    assert set(found["sm_clock_mhz"]) == {1980.0, 1200.0} and found["sm_clock_mhz"].index(1200.0) == 60
+    assert len(json.dumps(found)) < 4000
+
+
+def test_a_batch_longer_than_a_stretch_leaves_no_hole_and_a_standstill_does():
+    # batches end at 1, 2, 3 and 8 s; each worked 1 s, the last after 4 s of standing still
+    found = curve(course([(1.0, 10), (2.0, 10), (3.0, 5), (8.0, 10)], [], work_s=1.0), 1e12)
+    assert found["at_s"] == [2.0, 4.0, 6.0, 8.0] and found["tflops"] == [10.0, 5.0, None, 10.0]
+
+
+def test_a_run_that_hardly_began_has_no_course():
+    assert curve([], 1e12) == {} and curve(course([(0.2, 1)], []), 1e12) == {}
+    assert set(curve(course([(0.2, 1), (0.4, 1)], []), None)) == {"at_s"}
 
 
 def test_the_shape_comes_from_the_users_model(tmp_path):

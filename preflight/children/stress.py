@@ -220,6 +220,7 @@ def sustain(torch, clock, a, b, first, matmul_s, duration_s):
     flip = SPEC.get("flip_a_bit")
     began = last = time.monotonic()
     number = 0
+    write({"clock_s": began})  # where the telemetry's own time stands against at_s
     while time.monotonic() - began < duration_s:
         wrong = torch.zeros((), dtype=torch.int64, device=first.device)
 

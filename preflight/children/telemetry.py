@@ -3,7 +3,7 @@
 Runs beside stress.py, in our interpreter (where pynvml may be) or any other; standard library and pynvml only.
 argv: device ("cuda:0", "cpu"), its UUID or PCI bus id or "", hertz, results file, the process to watch and end with.
 Lines: {"telemetry": {"at_s", "utilization_pct", "memory_used_bytes", "sm_clock_mhz", "memory_clock_mhz",
-"temperature_c", "power_w", "throttle"}}.
+"temperature_c", "power_w", "throttle"}}; `clock_s` is the monotonic clock, the same in all processes, at at_s 0.
 """
 
 import json
@@ -144,16 +144,22 @@ def cpu_sampler():
 def main():
     began = time.monotonic()
     if not DEVICE.startswith("cuda"):
-        write({"telemetry_source": "operating system"})
+        write({"telemetry_source": "operating system", "clock_s": began})
         loop(cpu_sampler(), began)
         return
     try:
         sample = nvml_sampler()
     except Exception as error:  # no pynvml, no NVML, no such card: each is a reason to ask nvidia-smi instead
-        write({"telemetry_source": "nvidia-smi", "because": "%s: %s" % (type(error).__name__, str(error)[:200])})
+        write(
+            {
+                "telemetry_source": "nvidia-smi",
+                "clock_s": began,
+                "because": "%s: %s" % (type(error).__name__, str(error)[:200]),
+            }
+        )
         smi_loop(began)
         return
-    write({"telemetry_source": "NVML"})
+    write({"telemetry_source": "NVML", "clock_s": began})
     loop(sample, began)
 
 

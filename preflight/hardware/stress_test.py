@@ -19,6 +19,9 @@ from preflight.machine import CHILDREN, Answer, Interpreter, Machine
 
 SOURCE = "preflight/children/stress.py, run on this device"
 TELEMETRY_HERTZ = 8.0
+CURVE_POINTS = 120
+# In the order in which they are shown.
+READINGS = ("utilization_pct", "memory_used_bytes", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class StressResult:
 
     `tflops` counts two operations per multiply-add, over the time the products themselves took. `copy_gb_per_s` counts
     each byte once read and once written, in 10^9 bytes. `sag_pct` is the loss of speed from the first to the last
-    quarter of the run. `ended` is complete, interrupted, or how the child ended.
+    quarter of the run. `curve` holds the course of the readings (see `curve`). `ended` is complete, interrupted, or how
+    the child ended.
     """
 
     device: str
@@ -48,6 +52,7 @@ class StressResult:
     wrong_where: tuple[str, ...] = ()
     held_bytes: int | None = None
     telemetry: Mapping[str, Any] = field(default_factory=dict)
+    curve: Mapping[str, list[float | None]] = field(default_factory=dict)
     last_step: str = ""
     error: str = ""
     name: str | None = None
@@ -164,6 +169,7 @@ def measured(lines: Iterable[Mapping[str, Any]], device: str, how: str | None, e
         wrong_where=tuple(name for name, count in wrong.items() if count),
         held_bytes=warm.get("held_bytes"),
         telemetry=telemetry_summary(found),
+        curve=curve(found, flop),
         last_step="" if complete else last,
         error="" if complete else (crash_detail(errors) or last_line),
     )
@@ -213,10 +219,7 @@ def telemetry_summary(lines: list[Mapping[str, Any]]) -> dict[str, Any]:
     if len(samples) > 1:
         span = float(samples[-1]["at_s"]) - float(samples[0]["at_s"])
         found["hertz"] = round((len(samples) - 1) / span, 1) if span > 0 else None
-    for name in (
-        *("utilization_pct", "memory_used_bytes", "sm_clock_mhz", "memory_clock_mhz"),
-        *("temperature_c", "power_w"),
-    ):
+    for name in READINGS:
         values = [float(sample[name]) for sample in samples if name in sample]
         if values:
             found[name] = {"min": min(values), "median": median(values), "max": max(values)}
@@ -226,6 +229,57 @@ def telemetry_summary(lines: list[Mapping[str, Any]]) -> dict[str, Any]:
             reasons[reason] = reasons.get(reason, 0) + 1
     found["throttle_share"] = {name: round(count / len(samples), 3) for name, count in sorted(reasons.items())}
     return found
+
+
+def curve(lines: list[Mapping[str, Any]], flop: float | None) -> dict[str, list[float | None]]:
+    """The course of the load in at most 120 stretches of equal length: `at_s` (their ends, from the load's start), the
+    speed (`tflops`) and the mean of each reading. None where no sample fell into a stretch; empty under two batches.
+
+    The two children's times are laid over each other by the clock that both wrote down; what was read before the load
+    is left out.
+    """
+    batches = [line for line in lines if "batch" in line]
+    duration_s = float(batches[-1]["at_s"]) if batches else 0.0
+    if len(batches) < 2 or duration_s <= 0:
+        return {}
+    count = min(CURVE_POINTS, len(batches))
+    width_s = duration_s / count
+
+    def stretch(at_s: float) -> int:
+        return min(count - 1, int(at_s / width_s))
+
+    work_s, products = [0.0] * count, [0.0] * count
+    for line in batches:
+        # shared among the stretches in which it ran, so that a slow batch leaves no hole; a standstill does
+        end_s, lasted_s = float(line["at_s"]), max(float(line["work_s"]), 1e-9)
+        begin_s = max(0.0, end_s - lasted_s)
+        for index in range(stretch(begin_s), stretch(end_s - 1e-9) + 1):
+            inside_s = min(end_s, (index + 1) * width_s) - max(begin_s, index * width_s)
+            work_s[index] += inside_s
+            products[index] += int(line["count"]) * inside_s / lasted_s
+    found: dict[str, list[float | None]] = {"at_s": [round((index + 1) * width_s, 2) for index in range(count)]}
+    if flop:
+        found["tflops"] = [
+            _digits(n * flop / s / 1e12) if s > 0 else None for n, s in zip(products, work_s, strict=True)
+        ]
+    clocks = [float(line["clock_s"]) for line in lines if "clock_s" in line and "telemetry_source" not in line]
+    theirs = [float(line["clock_s"]) for line in lines if "clock_s" in line and "telemetry_source" in line]
+    later_s = theirs[0] - clocks[0] if clocks and theirs else 0.0
+    samples = [line["telemetry"] for line in lines if isinstance(line.get("telemetry"), dict)]
+    for name in READINGS:
+        values: list[list[float]] = [[] for _ in range(count)]
+        for sample in samples:
+            at_s = float(sample["at_s"]) + later_s
+            if name in sample and 0 <= at_s <= duration_s:
+                values[stretch(at_s)].append(float(sample[name]))
+        if any(values):
+            found[name] = [_digits(sum(part) / len(part)) if part else None for part in values]
+    return found
+
+
+def _digits(value: float) -> float:
+    """Four digits are enough for a curve, and keep the record small."""
+    return float(f"{value:.4g}")
 
 
 def check_stress(
