@@ -78,6 +78,7 @@ CHECKS = (
     gpu_health.check_memory_errors,
     gpu_health.check_sensors,
     gpu_health.check_throttling,
+    gpu_health.check_persistence,
     gpu_health.check_pcie,
     gpu_health.check_host,
     gpu_health.check_place,

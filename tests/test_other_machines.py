@@ -1496,6 +1496,36 @@ def test_the_long_text_log_is_read(tmp_path, capsys):
     assert [(p["pid"], p["name"], p["memory_bytes"]) for p in observed["processes"]] == [(2345, "python3", 1200 * MIB)]
 
 
+PERSISTENCE = """Mon Jun 10 10:10:10 2024
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 570.86.15              Driver Version: 570.86.15      CUDA Version: 12.8     |
+|-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|=========================================+========================+======================|
+|   0  NVIDIA A100-SXM4-80GB          MODE |   00000000:07:00.0 SHOW |                    0 |
+| N/A   31C    P0             62W /  400W |       4MiB /  81920MiB |      0%      Default |
++-----------------------------------------+------------------------+----------------------+
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "display", "more", "told"),
+    [
+        ("Off", "Off", {}, True),
+        ("On ", "Off", {}, False),
+        ("Off", "On ", {}, False),  # the display server holds the card open
+        ("Off", "Off", {"/proc/version": "Linux version 5.15.153.1-microsoft-standard-WSL2 (gcc) #1 SMP\n"}, False),
+    ],
+)
+def test_persistence_mode_off_is_a_note_where_it_matters(mode, display, more, told, tmp_path, capsys):
+    table = PERSISTENCE.replace("MODE", f"{mode:>3}"[:4]).replace("SHOW", display)
+    section = probe(machine(tmp_path / "m", kinds={"nvidia-smi": table, **more}), capsys)
+    found = [one for one in section["findings"] if one["code"] == "persistence-off"]
+    assert bool(found) is told, section["observed"]["gpus"]
+    assert not found or (found[0]["level"] == "ok" and "1 card" in found[0]["what"] and "-pm 1" in found[0]["fix"][1])
+
+
 def test_the_build_for_an_old_driver_comes_from_the_warning_alone(tmp_path, capsys):
     """ "found version 12040" is CUDA 12.4, the branch R550: cu126 of torch 2.14 is the newest build that runs."""
     _, _, variables, kinds = CASES["torch old driver"]

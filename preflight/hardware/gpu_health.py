@@ -400,6 +400,30 @@ def check_pcie(seen: Seen) -> list[Finding]:
 # --- who holds the memory
 
 
+def check_persistence(seen: Seen) -> list[Finding]:
+    """Linux unloads an unused card's state when persistence mode is off. A note: training runs all the same."""
+    if seen.system != "Linux" or seen.host.wsl:
+        return []
+    # A display server holds the card open, so that the mode changes nothing there.
+    off = [gpu for gpu in seen.usable if gpu.persistence_mode is False and not gpu.display_active]
+    if not off:
+        return []
+    cards = len({gpu.index if gpu.parent is None else gpu.parent for gpu in off})
+    fix = "keep the driver's state: `sudo systemctl enable --now nvidia-persistenced`"
+    on_the_host = "keep the driver's state, on the host: `sudo systemctl enable --now nvidia-persistenced`"
+    return [
+        Finding(
+            "persistence-off",
+            Level.OK,
+            f"Persistence mode is off on {count(cards, 'card')}.",
+            "When its last program ends, the driver lets the card go: the next start waits seconds for it, and power "
+            "and clock limits that were set are lost. Training itself is not slower.",
+            (on_the_host if seen.host.in_container else fix, "or only until the next boot: `sudo nvidia-smi -pm 1`"),
+            "https://docs.nvidia.com/deploy/driver-persistence/",
+        )
+    ]
+
+
 def check_memory_in_use(seen: Seen) -> list[Finding]:
     """Free memory now and who holds the rest."""
     found = []
