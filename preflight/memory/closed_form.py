@@ -192,7 +192,8 @@ class _Counted:
         self.hidden = plan.tokens * (shape.hidden_size or 0) * self.build.stream
         self.outliving = 0  # of a graph that the loop still holds after its backward
         self.profiles = [(group, self.profile(group)) for group in self.trained_stacks()]
-        self.trained = sum(elements for elements, _ in self.trained_tensors())
+        self.trained_tensors = tuple(self.read_trained_tensors())
+        self.trained = sum(elements * count for elements, _, count in self.trained_tensors)
         self.loss = self.loss_profile()
 
     def trained_stacks(self) -> list[Layers]:
@@ -256,7 +257,7 @@ class _Counted:
                 text = f"{modules} modules x {tables // modules} B"
                 rows.append(Held("code tables", tables, text, "quantisation"))
         if self.plan.adapters and self.trained:
-            adapter = sum(_block(elements * wide) for elements, wide in self.trained_tensors())
+            adapter = self.gradients()
             rows.append(Held("adapters", adapter, self.trained_text(adapter), "static"))
         return rows
 
@@ -277,51 +278,47 @@ class _Counted:
     def trained_text(self, size: int) -> str:
         """The product behind so many bytes of trained tensors, each in a block of its own."""
         counts: dict[int, int] = {}
-        for elements, width in self.trained_tensors():
-            counts[width] = counts.get(width, 0) + elements
+        for elements, width, count in self.trained_tensors:
+            counts[width] = counts.get(width, 0) + elements * count
         text = " + ".join(f"{count} x {width} B" for width, count in counts.items())
         return _filled(text or "0 B", sum(count * width for width, count in counts.items()), size)
 
-    def trained_tensors(self) -> Iterator[tuple[int, int]]:
-        """(elements, bytes per element) of each trained tensor."""
+    def read_trained_tensors(self) -> Iterator[tuple[int, int, int]]:
+        """(elements, bytes per element, how many there are) of each kind of trained tensor."""
         plan, adapter = self.plan, self.build.adapter
         for module, times, _stack in self.shape.occurrences():
             copies = module.per_layer * times
             if not plan.adapters:
-                for _ in range(copies):
-                    yield module.weights, self.build.plain
-                    if module.bias:
-                        yield module.bias, self.build.plain
+                yield module.weights, self.build.plain, copies
+                if module.bias:
+                    yield module.bias, self.build.plain, copies
             elif self.build.litgpt and self.build.targeted(module):
-                for _ in range(copies):
-                    for elements in litgpt.adapter_elements(plan, self.shape, module):
-                        yield elements, adapter
+                for elements in litgpt.adapter_elements(plan, self.shape, module):
+                    yield elements, adapter, copies
             elif self.build.targeted(module):
-                for _ in range(copies):
-                    yield plan.lora_rank * module.in_features, adapter
-                    yield plan.lora_rank * module.out_features, adapter
-                    if plan.use_dora:
-                        yield module.out_features, adapter
+                yield plan.lora_rank * module.in_features, adapter, copies
+                yield plan.lora_rank * module.out_features, adapter, copies
+                if plan.use_dora:
+                    yield module.out_features, adapter, copies
             elif plan.modules_to_save and (module.name in plan.modules_to_save or module.path in plan.modules_to_save):
-                yield module.parameters * times, max(adapter, self.build.plain)
+                yield module.parameters * times, max(adapter, self.build.plain), 1
 
     def gradients(self) -> int:
         """Bytes of all gradients."""
-        return sum(_block(elements * width) for elements, width in self.trained_tensors())
+        return sum(_block(elements * width) * count for elements, width, count in self.trained_tensors)
 
     def states(self) -> int:
         """Bytes of the optimizer's states."""
-        return sum(
-            state_bytes(self.plan.optimizer_name(), elements, width) for elements, width in self.trained_tensors()
-        )
+        name = self.plan.optimizer_name()
+        return sum(state_bytes(name, elements, width) * count for elements, width, count in self.trained_tensors)
 
     def states_text(self, size: int) -> str:
         """The product behind the optimizer's states; paged tensors of 1e5 elements or more are on the host."""
         name = self.plan.optimizer_name()
-        here = [pair for pair in self.trained_tensors() if state_bytes(name, *pair)]
+        here = [tensor for tensor in self.trained_tensors if state_bytes(name, *tensor[:2])]
         count = 1 if "lion" in name or name == "muon" else 2
         terms: dict[tuple[str, float], int] = {}  # (text, bytes of one) -> how many
-        for elements, width in here:
+        for elements, width, copies in here:
             large = "8bit" in name and elements >= 4096
             each = width if name in ("adamw_torch", "adamw_torch_fused", "muon") else 1 if large else 4
             found = [((f"{count} x {each} B", float(count * each)), elements)]
@@ -330,7 +327,7 @@ class _Counted:
             if large:
                 found.append(((f"{count} / 256 x 4 B", count / 64), elements))
             for term, number in found:
-                terms[term] = terms.get(term, 0) + number
+                terms[term] = terms.get(term, 0) + number * copies
         text = " + ".join(f"{number} x {term}" for (term, _), number in terms.items()) or "0 B"
         return _filled(text, int(sum(one * number for (_, one), number in terms.items())), size)
 
