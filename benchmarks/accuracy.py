@@ -17,14 +17,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.measured_rows import Row, read_rows
+from benchmarks.measured_rows import Row, read_rows, text_of
 from preflight.console import UsageError, run_main
-from preflight.findings import say
+from preflight.findings import quote, say
 from preflight.machine import Machine, choose_python
 from preflight.memory.budget import Budget, verdict
-from preflight.memory.closed_form import MemoryEstimate, NoEstimate, estimate
+from preflight.memory.closed_form import MemoryEstimate, NoEstimate, context_bytes, estimate
+from preflight.memory.errors import interval
 from preflight.memory.rehearsal import Job, rehearse
-from preflight.model_shape import ConfigTrouble, read_shape
+from preflight.model_shape import ConfigTrouble, ModelShape, read_shape
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIDENCE = ("closed", "rehearsed")
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--current-versions", action="store_true", help="rehearse all rows in one interpreter")
     parser.add_argument("--python", help="interpreter for rehearsals with current versions")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose id contains this")
+    parser.add_argument("--resume", type=Path, metavar="FILE.jsonl", help="keep rehearsed peaks there, and take them")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write-facts", action="store_true", help="renew facts/memory_errors.json from this run")
     parser.add_argument("--each", action="store_true", help="print every row")
@@ -69,29 +71,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in wanted:
         if name not in EVIDENCE:
             raise UsageError(f"--evidence {name}: not known; allowed: closed, rehearsed")
+    if not args.configs.is_dir():
+        raise UsageError(f"--configs {args.configs}: no folder")
     rows = [row for row in read_rows(args.rows) if args.only in row.id]
-    results = {}
-    for name in wanted:
-        compared = closed(rows, args.configs) if name == "closed" else rehearsed(rows, args)
-        results[name] = compared
-    if args.write_facts:
+    results: dict[str, list[Compared]] = {}
+    stopped = False
+    try:
+        for name in wanted:
+            results[name] = []
+            if name == "closed":
+                results[name] += closed(rows, args.configs)
+            else:
+                rehearsed(rows, args, results[name])
+    except KeyboardInterrupt:
+        stopped = True
+        say("interrupted: the figures are those of what was done until then")
+    if args.write_facts and not stopped:
+        from benchmarks.calibration import write_facts
+
         write_facts(results)
     if args.json:
         print(json.dumps({name: summary(items) for name, items in results.items()}, indent=1, allow_nan=False))
     else:
         for name, items in results.items():
             print_table(name, items, args.each)
-    return 0
+    return 130 if stopped else 0
 
 
 def config_of(row: Row, folder: Path) -> dict[str, Any] | None:
-    """The model's config.json; None when it is not there."""
-    name = str(row.raw.get("config") or "").removeprefix("configs/")
-    try:
-        loaded = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return loaded if isinstance(loaded, dict) else None
+    """The model's config.json below the folder; None when it is not there."""
+    name = text_of(row.raw, "config")
+    for inside in (name.removeprefix("configs/"), name):
+        try:
+            path = (folder / inside).resolve()
+            if not name or not path.is_relative_to(folder.resolve()):
+                return None
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        return loaded if isinstance(loaded, dict) else None
+    return None
 
 
 def closed(rows: Iterable[Row], folder: Path) -> list[Compared]:
@@ -99,17 +118,29 @@ def closed(rows: Iterable[Row], folder: Path) -> list[Compared]:
     found = []
     for row in rows:
         if row.left_out or row.plan is None:
-            found.append(Compared(row, None, row.left_out))
+            found.append(Compared(row, None, row.left_out or "no plan"))
             continue
         config = config_of(row, folder)
         if config is None:
             found.append(Compared(row, None, "no config.json for this model"))
             continue
         try:
-            found.append(Compared(row, estimate(read_shape(config), row.plan)))
+            shape = read_shape(config)
+            unknown = experts_unknown(row, shape)
+            found.append(Compared(row, None, unknown) if unknown else Compared(row, estimate(shape, row.plan)))
         except (NoEstimate, ConfigTrouble) as trouble:
             found.append(Compared(row, None, str(trouble)))
+        except Exception as trouble:  # a fault of ours in one row must not cost the others
+            found.append(Compared(row, None, f"could not be counted: {type(trouble).__name__}: {trouble}"[:200]))
     return found
+
+
+def experts_unknown(row: Row, shape: ModelShape) -> str:
+    """Why a 4-bit run of a mixture cannot be compared: an option of axolotl's quantises stacked experts too."""
+    stacked = any(module.kind == "experts" for module, _, _ in shape.occurrences())
+    if stacked and row.plan is not None and row.plan.quantised and row.framework.startswith("axolotl"):
+        return "whether the stacked experts were quantised is not stated in a column"
+    return ""
 
 
 def versions_for(row: Row) -> dict[str, str]:
@@ -120,39 +151,116 @@ def versions_for(row: Row) -> dict[str, str]:
     return versions
 
 
-def rehearsed(rows: Sequence[Row], args: argparse.Namespace) -> list[Compared]:
-    """Each row of the Hugging Face stack, rehearsed; with its own versions unless told otherwise."""
+def trouble_of(row: Row, config: dict[str, Any]) -> str:
+    """Why a rehearsal with this config.json would not stand for the row; "" when it does."""
+    try:
+        return experts_unknown(row, read_shape(config))
+    except ConfigTrouble as trouble:
+        return str(trouble)
+
+
+def why_not_rehearsed(row: Row) -> str:
+    """Why there is no rehearsal of this row; "" when there is one."""
+    if row.left_out or row.plan is None:
+        return row.left_out or "no plan"
+    if not row.hugging_face:
+        return f"{quote(row.framework[:40])} has modules of its own, which are not rehearsed"
+    return "more than one GPU: closed form only" if row.plan.gpus > 1 else ""
+
+
+def rehearsed(rows: Sequence[Row], args: argparse.Namespace, found: list[Compared]) -> None:
+    """Each row of the Hugging Face stack, rehearsed; with its own versions unless told otherwise.
+
+    Results go into `found` and, with --resume, into that file as they come, so that Ctrl-C loses one batch at most.
+    """
     from benchmarks.version_sandbox import python_with
 
     machine = Machine()
-    found: list[Compared] = []
     by_python: dict[str, list[tuple[Row, Job]]] = {}
     notes: dict[str, str] = {}
     current = choose_python(machine, args.python, ("torch", "transformers", "peft")).path
+    kept = read_kept(args.resume)
     for row in rows:
-        reason = row.left_out
-        if not reason and not row.hugging_face:
-            reason = f"{row.raw['framework']} has modules of its own, which are not rehearsed"
-        if not reason and row.plan is not None and row.plan.gpus > 1:
-            reason = "more than one GPU: closed form only"
+        reason = why_not_rehearsed(row)
         config = None if reason else config_of(row, args.configs)
         if not reason and config is None:
             reason = "no config.json for this model"
+        if not reason and config is not None:
+            reason = trouble_of(row, config)
         if reason or config is None or row.plan is None:
             found.append(Compared(row, None, reason))
             continue
         python, note = (current, "current") if args.current_versions else python_with(versions_for(row), current)
+        if (row.id, note) in kept:
+            found.append(kept[row.id, note].compared(row))
+            continue
         notes[python] = note
         job = Job(config, row.plan, measured_turn=row.measured_turn, empty_before=row.empty_before)
         by_python.setdefault(python, []).append((row, job))
     for python, pairs in by_python.items():
-        for start in range(0, len(pairs), 20):
-            part = pairs[start : start + 20]
+        for start in range(0, len(pairs), 10):
+            part = pairs[start : start + 10]
             say(f"rehearsing {start + 1} to {start + len(part)} of {len(pairs)} ({notes[python]})")
-            answers = rehearse(machine, python, [job for _, job in part], timeout_s=1200.0)
+            answers = rehearse(machine, python, [job for _, job in part], timeout_s=900.0)
             for (row, _), answer in zip(part, answers, strict=True):
                 found.append(Compared(row, answer.estimate, answer.trouble, notes[python]))
+                keep(args.resume, found[-1])
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A rehearsal that was kept: its two peaks before any correction, or the trouble."""
+
+    allocated: int | None
+    reserved: int | None
+    static: int
+    moment: str
+    trouble: str
+    versions: str
+
+    def compared(self, row: Row) -> Compared:
+        """The row beside what was kept; the interval is made again."""
+        if self.allocated is None or self.reserved is None or row.plan is None:
+            return Compared(row, None, self.trouble or "no estimate", self.versions)
+        low, high, reserved = interval("rehearsed", row.plan, self.allocated, self.static, self.reserved)
+        made = MemoryEstimate(
+            evidence="rehearsed", allocated_bytes=self.allocated, reserved_bytes=reserved, low_bytes=low,
+            high_bytes=high, context_bytes=context_bytes(row.plan), moment=self.moment, moments={}, components=(),
+            trainable_parameters=0, static_bytes=self.static,
+        )  # fmt: skip
+        return Compared(row, made, "", self.versions)
+
+
+def read_kept(path: Path | None) -> dict[tuple[str, str], Kept]:
+    """What an earlier run kept, by row and versions; damaged lines (a killed run) are passed over."""
+    if path is None or not path.exists():
+        return {}
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            one = json.loads(line)
+            found[one.pop("id"), one["versions"]] = Kept(**one)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
     return found
+
+
+def keep(path: Path | None, item: Compared) -> None:
+    """Append one rehearsal to the file of kept ones."""
+    if path is None:
+        return
+    made = item.estimate
+    one = {
+        "id": item.row.id,
+        "allocated": made.allocated_bytes if made else None,
+        "reserved": made.reserved_bytes if made else None,
+        "static": made.static_bytes if made else 0,
+        "moment": made.moment if made else "",
+        "trouble": item.left_out,
+        "versions": item.versions,
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(one) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -180,57 +288,6 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-GROUPS = ("full", "lora", "qlora", "several GPUs", "varying lengths", "eager", "all")
-
-
-def group_of(item: Compared) -> tuple[str, ...]:
-    """The groups of the error table that a row belongs to."""
-    plan = item.row.plan
-    if plan is None:
-        return ()
-    if plan.gpus > 1:
-        return ("several GPUs",)
-    if item.row.raw["norm"]["seq_len_certainty"] == "cap_reached":  # batches of many lengths fragment the cache
-        return ("varying lengths",)
-    return (("eager",) if plan.attention == "eager" else ()) + (plan.method, "all")
-
-
-def write_facts(results: dict[str, list[Compared]]) -> None:
-    """facts/memory_errors.json: how measured peaks spread around the estimates, by evidence and group.
-
-    Rows of transformers with a certain length, quality A or B. Quantiles of measured / estimated: 2.5 and 97.5 %.
-    """
-    path = ROOT / "facts" / "memory_errors.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    for evidence, items in results.items():
-        table: dict[str, Any] = {}
-        for group in GROUPS:
-            ratios: dict[str, list[float]] = {"allocated": [], "reserved": []}
-            over: list[float] = []
-            for item in items:
-                if group not in group_of(item) or not item.row.certain or not item.row.hugging_face:
-                    continue
-                for metric in ratios:
-                    error = item.error_pct(metric)
-                    if error is not None and (evidence == "closed" or metric in item.row.readings):
-                        ratios[metric].append(1 / (1 + error / 100))
-                readings = item.row.readings
-                if item.estimate is not None and {"allocated", "reserved"} <= set(readings):
-                    over.append(readings["reserved"] / readings["allocated"])
-            row: dict[str, Any] = {}
-            for metric, values in ratios.items():
-                values.sort()
-                if len(values) >= 4:
-                    row[metric] = [round(quantile(values, 0.025), 4), round(quantile(values, 0.975), 4)]
-                    row[f"{metric}_rows"] = len(values)
-            if over:
-                row["reserved_over_allocated"] = round(quantile(sorted(over), 0.5), 4)
-            if row:
-                table[group] = row
-        document["evidence"][evidence] = table
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
 def errors_of(items: Iterable[Compared], metric: str) -> list[float]:
     """The signed errors of all items with this reading."""
     return [error for item in items if (error := item.error_pct(metric)) is not None]
@@ -238,21 +295,20 @@ def errors_of(items: Iterable[Compared], metric: str) -> list[float]:
 
 def answer_of(item: Compared) -> str | None:
     """yes, marginal or no on the row's own card; None without an estimate."""
-    total = item.row.raw.get("gpu_total_gib")
+    total = item.row.gpu_total_bytes
     if item.estimate is None or not total:
         return None
-    return verdict(item.estimate, Budget(free_bytes=int(total * 2**30)))
+    return verdict(item.estimate, Budget(free_bytes=total))
 
 
 def summary(items: Sequence[Compared]) -> dict[str, Any]:
     """The figures of one kind of evidence: all rows, then parts of them, then what was left out and why."""
     parts: dict[str, list[Compared]] = {"hugging face, A, certain length": [], "all frameworks, A and B": []}
     for item in items:
-        raw = item.row.raw
-        if item.row.hugging_face and raw["quality"] == "A" and item.row.certain:
+        if item.row.hugging_face and item.row.quality == "A" and item.row.certain:
             parts["hugging face, A, certain length"].append(item)
         parts["all frameworks, A and B"].append(item)
-        parts.setdefault(f"{raw['framework']} / {raw['method']}", []).append(item)
+        parts.setdefault(f"{item.row.framework} / {text_of(item.row.raw, 'method')}", []).append(item)
     left: dict[str, list[str]] = {}
     for item in items:
         if item.estimate is None:
@@ -272,6 +328,7 @@ def summary(items: Sequence[Compared]) -> dict[str, Any]:
             if errors_of(part, "allocated") or errors_of(part, "reserved")
         },
         "left_out": {reason: sorted(ids) for reason, ids in sorted(left.items())},
+        "versions": {note: sum(1 for i in items if i.versions == note) for note in sorted({i.versions for i in items})},
     }
 
 

@@ -3,14 +3,18 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import answer_of, closed, errors_of, figures, quantile
+from benchmarks.accuracy import answer_of, closed, config_of, errors_of, figures, quantile, summary
 from benchmarks.agreement import gap_pct
+from benchmarks.calibration import document_from
 from benchmarks.measured_rows import read_rows
 from preflight.console import UsageError
+from preflight.memory.errors import interval
+from preflight.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "tests" / "configs"
@@ -37,7 +41,7 @@ def compared():
 
 
 def test_formulas_meet_the_bar_on_transformers_rows_of_certain_length(compared):
-    chosen = [i for i in compared if i.row.hugging_face and i.row.certain and i.row.raw["quality"] == "A"]
+    chosen = [i for i in compared if i.row.hugging_face and i.row.certain and i.row.quality == "A"]
     made = figures(errors_of(chosen, "allocated"))
     assert made["n"] >= 60
     assert made["median_abs_pct"] <= 2.5
@@ -47,7 +51,8 @@ def test_formulas_meet_the_bar_on_transformers_rows_of_certain_length(compared):
 def test_formulas_meet_the_bar_over_all_frameworks(compared):
     made = figures(errors_of(compared, "allocated"))
     assert made["n"] >= 120
-    assert made["median_abs_pct"] <= 6
+    assert made["median_abs_pct"] <= 2  # asked: 6
+    assert made["p95_abs_pct"] <= 6
 
 
 def test_no_run_that_failed_is_called_yes_and_none_that_fitted_no(compared):
@@ -75,11 +80,109 @@ def test_quantiles_by_hand():
     assert figures([-2.0, 1.0, 3.0]) == {"n": 3, "median_abs_pct": 2.0, "p95_abs_pct": 2.9, "bias_pct": 0.667}
 
 
-def test_a_damaged_row_file_is_a_usage_error(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{broken", "line 1"), (b"", "no rows"), (b"\n\n", "no rows"), (b"\xff\xfe\x00", "UTF-8")],
+)
+def test_a_damaged_row_file_is_a_one_line_error(tmp_path, content, message):
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"id": 1}\n')
-    with pytest.raises(UsageError, match="line 1"):
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=message) as caught:
         read_rows(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_row_file_and_a_missing_folder_are_one_line_errors(tmp_path):
+    for flags in (["--rows", str(tmp_path / "none.jsonl")], ["--configs", str(tmp_path / "none")]):
+        done = subprocess.run(
+            [sys.executable, "benchmarks/accuracy.py", *flags], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert "none" in done.stderr
+
+
+ODD = (
+    None,
+    [],
+    {},
+    "",
+    "x" * 5000,
+    -1,
+    0,
+    1e308,
+    True,
+    "\0",
+    "../../../etc/passwd",
+    [1],
+    {"a": 1},
+    10**30,
+    float("nan"),
+)
+
+
+def test_rows_with_odd_columns_are_left_out_with_a_reason_or_compared(tmp_path):
+    """Each column in turn missing, and of every odd kind; the columns inside of columns too."""
+    row = read_rows(ROOT / "benchmarks" / "measured.jsonl")[60].raw
+    made = []
+    for key in row:
+        made.append({k: v for k, v in row.items() if k != key})
+        made += [{**row, key: value} for value in ODD]
+        if isinstance(row[key], dict):
+            made += [{**row, key: {**row[key], inner: value}} for inner in row[key] for value in ODD]
+    file = tmp_path / "rows.jsonl"
+    lines = [json.dumps(one) for one in made] + ["[1, 2]", '"text"', "null", "7", "{}"]
+    file.write_text("\n".join(lines))
+    rows = read_rows(file)
+    assert len(rows) == len(lines)
+    found = closed(rows, CONFIGS)
+    assert all(item.estimate is not None or item.left_out for item in found)
+    reasons = summary(found)["left_out"]
+    assert "a JSON list, not an object" in reasons
+    assert not [reason for reason in reasons if "could not be counted" in reason]  # no fault of ours among them
+
+
+def test_a_config_outside_the_folder_is_not_read(tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "secret.json").write_text('{"model_type": "llama"}')
+    row = read_rows(ROOT / "benchmarks" / "measured.jsonl")[60]
+    for name in ("../secret.json", str(tmp_path / "secret.json"), "\0", "x" * 5000):
+        assert config_of(replace(row, raw={**row.raw, "config": name}), tmp_path / "configs") is None
+
+
+# -- the intervals
+
+
+FACTS = json.loads((ROOT / "facts" / "memory_errors.json").read_text())
+
+
+def test_the_intervals_are_those_of_the_named_rows(compared):
+    """Nothing in the table comes from elsewhere: made again from the rows that it names, it is the same."""
+    named = [item for item in compared if item.row.id in FACTS["rows"]["closed"]]
+    assert len(named) == len(FACTS["rows"]["closed"]) >= 100
+    assert all(item.row.quality in ("A", "B") and item.row.hugging_face for item in named)
+    made = document_from({"closed": named}, FACTS)
+    assert made["evidence"]["closed"] == FACTS["evidence"]["closed"]
+    assert made["held_out"]["closed"] == FACTS["held_out"]["closed"]
+
+
+@pytest.mark.parametrize("evidence", ["closed", "rehearsed"])
+def test_intervals_of_other_sources_hold_nine_of_ten_rows(evidence):
+    """Each source's rows against the interval that all other sources give."""
+    found = FACTS["held_out"][evidence]
+    assert len(found["by_source"]) >= 4
+    assert found["rows"] >= 70
+    assert found["inside"] >= 0.9 * found["rows"]
+
+
+def test_a_method_that_no_row_covers_gets_a_wide_interval():
+    low, high, expected = interval("rehearsed", Plan(method="full"), 60 << 30, 10 << 30, 62 << 30)
+    assert expected == 62 << 30
+    # (static + moving x the largest share ever seen) and the least width
+    assert high >= (10 + 50 * FACTS["largest_cache"]) * 2**30
+    low, high, _ = interval("closed", Plan(method="ia3"), 10 << 30, 5 << 30)
+    assert low == int(0.6 * (10 << 30))
+    assert high >= 1.35 * (10 << 30)
 
 
 RUNNABLE = [row for row in KEPT["rows"] if "tensors_bytes" in row]

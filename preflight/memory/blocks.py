@@ -66,9 +66,9 @@ class Builder:
         self.vocabulary = shape.vocab_size or 0
         self.parallel = kind in _PARALLEL
         self.litgpt = plan.modelling == "litgpt"
-        # bitsandbytes before 0.44 kept the input of every 4-bit product: autograd/_functions.py, MatMul4Bit.forward
+        # bitsandbytes before 0.43.2 kept the input of every 4-bit product: autograd/_functions.py, MatMul4Bit.forward
         # on its context, which lives as long as the graph does, not only until its own backward
-        self.keeps_4bit_input = version_of(plan.bitsandbytes) < (0, 44)
+        self.keeps_4bit_input = version_of(plan.bitsandbytes) < (0, 43, 2)
         self.outliving: list[Storage] = []
 
     # -- linear layers
@@ -101,25 +101,35 @@ class Builder:
         if self.quantised(module) and self.plan.method == "qlora":
             y = self._linear_4bit(tape, x, name, weights, out)
         elif self.quantised(module) and self.plan.method == "lora_int8":
-            half = tape.cast(x, 2)
-            y = tape.op(
-                name,
-                [half],
-                rows,
-                out,
-                2,
-                forward_extra=rows * (module.in_features + 4 * out),
-                backward_extra=2 * weights,
-                forward_text=f"{rows} x ({module.in_features} + 4 x {out}) B",
-                backward_text=f"{weights} x 2 B",
-            )
-            y = tape.cast(y, x.width)
+            y = self._linear_8bit(tape, x, name, module)
         elif self.quantised(module):
             half = tape.cast(x, 2)
             y = tape.cast(tape.op(name, [half], rows, out, 2), x.width)
         else:
             y = self._linear_plain(tape, x, name, weights, out, module.bias)
         return self._adapter(tape, x, y, module, name) if self.targeted(module) else y
+
+    def _linear_8bit(self, tape: Tape, x: Value, name: str, module: Module) -> Value:
+        """bitsandbytes Linear8bitLt: the input stays in 16 bit, before 0.45 in 8 bit too; an int32 product; the
+        weight in 16 bit for the gradient. Outliers are not counted.
+
+        Source: bitsandbytes autograd/_functions.py MatMul8bitLt (0.39 to 0.50).
+        """
+        rows, into, out, weights = x.rows, module.in_features, module.out_features, module.weights
+        old = version_of(self.plan.bitsandbytes) < (0, 45)
+        half = tape.cast(x, 2)
+        keeps: list[Value | Storage] = [half]
+        if old:
+            keeps.append(Storage(f"{name} input in 8 bit", rows * into, f"{rows} x {into} x 1 B"))
+        copies, wide = (2, 3) if old else (1, 2)
+        y = tape.op(
+            name, [half], rows, out, 2, keeps=keeps,
+            forward_extra=rows * (copies * into + 4 * out),
+            backward_extra=wide * weights + (2 * rows * out if old else 0),
+            forward_text=f"{rows} x ({copies} x {into} + 4 x {out}) B",
+            backward_text=f"{weights} x {wide} B" + (f" + {rows} x {out} x 2 B" if old else ""),
+        )  # fmt: skip
+        return tape.cast(y, x.width)
 
     def _linear_plain(self, tape: Tape, x: Value, name: str, weights: int, out: int, bias: int) -> Value:
         keeps: list[Value | Storage] = []
@@ -619,10 +629,10 @@ class Builder:
 
 
 def version_of(text: str | None) -> tuple[int, ...]:
-    """(major, minor) of a version; very new when none is named."""
+    """(major, minor, patch) of a version; very new when none is named."""
     if text is None:
         return (99, 0)
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
 
 
 def _is_mlp(module: Module) -> bool:

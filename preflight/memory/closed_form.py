@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +65,8 @@ class MemoryEstimate:
 
     `reserved_bytes` adds the allocator's cache. The CUDA context (`context_bytes`) and other processes come on top.
     `low_bytes` and `high_bytes` bound the allocated and the reserved peak, from this evidence's errors on published
-    measurements. `moment` is when the peak happens; `moments` holds the peaks of all of them.
+    measurements. `moment` is when the peak happens; `moments` holds the peaks of all of them. `static_bytes` is the
+    part of the peak that lies there all the time.
     """
 
     evidence: str
@@ -80,6 +81,7 @@ class MemoryEstimate:
     trainable_parameters: int
     notes: tuple[str, ...] = ()
     detail: dict[str, Any] = field(default_factory=dict)
+    static_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -125,7 +127,8 @@ def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
     allocated = sum(row.bytes for row in rows)
     from preflight.memory.errors import interval
 
-    low, high, reserved = interval("closed", plan, allocated)
+    static = static_bytes(rows)
+    low, high, reserved = interval("closed", plan, allocated, static)
     share = reserved / allocated - 1
     margin = Held("allocator cache and rounding", reserved - allocated, f"{allocated} x {share:.12f} B", "safety")
     return MemoryEstimate(
@@ -140,6 +143,7 @@ def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
         components=components_of([*rows, margin]),
         trainable_parameters=counted.trained,
         notes=tuple(counted.notes),
+        static_bytes=static,
     )
 
 
@@ -171,6 +175,15 @@ def components_of(rows: list[Held]) -> tuple[Component, ...]:
         items = sorted(lines, key=lambda item: -item.bytes)
         made.append(Component(name, sum(i.bytes for i in items), tuple(items), what, _SOURCES[name]))
     return tuple(made)
+
+
+def static_bytes(rows: Iterable[Held]) -> int:
+    """Bytes of weights, their scales and optimizer states among the lines of a peak."""
+    kinds = ("static", "adapter", "quantisation", "optimizer")
+    return sum(row.bytes for row in rows if row.kind in kinds and row.name != _FOREACH)
+
+
+_FOREACH = "foreach temporary"
 
 
 def context_bytes(plan: Plan) -> int:
@@ -464,7 +477,7 @@ class _Counted:
             one = Held("hidden states kept at checkpoints", hidden, self.hidden_text(1), "activation")
             yield f"backward of the first layer{label}", [*base, *states, *held_rows, grads, one, *without]
         once = self.step_temporary()
-        step = [Held("foreach temporary", once, self.trained_text(once), "optimizer")] if once else []
+        step = [Held(_FOREACH, once, self.trained_text(once), "optimizer")] if once else []
         yield "optimizer step", [*base, *states, grads, *held_rows, *step]
         yield "loading", self.loading()
 

@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from preflight import facts
 from preflight.plan import Plan
 
-_MEASURED = ("full", "lora", "qlora", "lora_gptq")
 
-
-def interval(evidence: str, plan: Plan, allocated: int, reserved: int | None = None) -> tuple[int, int, int]:
+def interval(
+    evidence: str,
+    plan: Plan,
+    allocated: int,
+    static: int,
+    reserved: int | None = None,
+    table: Mapping[str, Any] | None = None,
+) -> tuple[int, int, int]:
     """(low, high, reserved): bounds of the allocated and of the reserved peak, and the expected reserved peak.
 
-    All in bytes. `low` bounds the allocated peak from below, `high` the reserved one from above: 95 % of the published
-    measurements lie within. Without a reserved figure of its own the evidence takes the ratio of published rows that
-    give both. Methods that no published row covers get a wide interval.
+    All in bytes. `static` is the part of the peak that lies there all the time (weights, optimizer states): the
+    allocator's cache grows with the rest. `low` bounds the allocated peak from below, `high` the reserved one from
+    above. Without a reserved figure of its own the evidence takes the share of published rows that give both. Where
+    published rows do not cover a method, the largest share that was ever seen with fixed lengths bounds it.
+    `table` stands for facts/memory_errors.json.
     """
-    row = spread(evidence, plan)
-    expected = reserved if reserved is not None else int(allocated * row["reserved_over_allocated"])
-    least = facts.table("memory_errors")["least"][evidence]
-    low = int(allocated * min(1.0 - least, row["allocated"][0]))
-    high = int(max(expected, allocated) * max(1.0 + least, row["reserved"][1]))
-    return low, high, expected
+    document = table if table is not None else facts.table("memory_errors")
+    least = document["least"][evidence]
+    moving = max(0, allocated - static)
+    groups: Mapping[str, Any] = document["evidence"][evidence]
+    bounds = spread(groups, plan)
+    expected = reserved
+    if expected is None:
+        cache = groups.get("cache", document["unmeasured"])
+        share = cache["eager"] if plan.attention == "eager" else cache["quantised" if plan.quantised else "plain"]
+        expected = int(static + moving * share)
+    widest = document["unmeasured"]
+    low, most = bounds["allocated"] if "allocated" in bounds else widest["allocated"]
+    if "reserved" in bounds:
+        high = max(expected, allocated) * max(1.0 + least, bounds["reserved"][1])
+    else:
+        high = max(expected, (static + moving * document["largest_cache"]) * max(1.0, most)) * (1.0 + least)
+    return int(allocated * min(1.0 - least, low)), int(high), expected
 
 
-def spread(evidence: str, plan: Plan) -> dict[str, Any]:
-    """The row of the table for this plan: allocated and reserved [low, high] as factors, reserved_over_allocated."""
-    document = facts.table("memory_errors")
-    table: dict[str, Any] = document["evidence"][evidence]
-    fallback: dict[str, Any] = document["unmeasured"]
-    if plan.method not in _MEASURED:
-        return fallback
-    found = {**fallback, **table.get("all", {})}
+def spread(groups: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Measured over estimated for this plan, as far as published rows cover it: allocated and reserved [low, high]."""
     if plan.gpus > 1:
-        low, high = table.get("several GPUs", fallback)["allocated"]
-        found["allocated"] = [low, high]
-        found["reserved"] = [found["reserved"][0] * min(1.0, low), found["reserved"][1] * max(1.0, high)]
-    elif plan.method in table:
-        found |= table[plan.method]
-    if plan.attention == "eager" and evidence == "closed":
-        found |= table.get("eager", {})
-    return found
+        return dict(groups.get("several GPUs", {}))
+    return dict(groups.get("full" if plan.method == "freeze" else plan.method, {}))

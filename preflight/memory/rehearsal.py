@@ -12,7 +12,7 @@ from typing import Any
 from preflight.findings import quote
 from preflight.machine import Answer, Machine
 from preflight.memory import errors, trace
-from preflight.memory.closed_form import MemoryEstimate, components_of, context_bytes
+from preflight.memory.closed_form import MemoryEstimate, components_of, context_bytes, static_bytes
 from preflight.memory.tape import Held
 from preflight.plan import Plan
 
@@ -195,7 +195,8 @@ def _estimate(
     if slack > 0:
         rows.append(Held("reused blocks handed out whole", slack, "less than 1 MiB each", "cuda"))
     rows.append(Held("allocator cache and rounding", replayed.reserved_bytes - replayed.allocated_bytes, "", "safety"))
-    low, high, reserved = errors.interval("rehearsed", plan, replayed.allocated_bytes, replayed.reserved_bytes)
+    static = static_bytes(rows)
+    low, high, reserved = errors.interval("rehearsed", plan, replayed.allocated_bytes, static, replayed.reserved_bytes)
     return MemoryEstimate(
         evidence="rehearsed",
         allocated_bytes=replayed.allocated_bytes,
@@ -207,6 +208,7 @@ def _estimate(
         moments=replayed.phases,
         components=components_of(rows),
         trainable_parameters=trained,
+        static_bytes=static,
         detail={
             "versions": versions,
             "attention": built.get("attention"),
