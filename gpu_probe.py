@@ -257,7 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return seen[0]
 
     code = run_stage(STAGE, args, judged)
-    return 130 if any(one.code == "stress-interrupted" for one in seen[0].findings) else code
+    stress = seen[0].observed.get("stress") or {}
+    return {"interrupted": 130, "terminated": 143}.get(stress.get("ended"), code)
 
 
 def seconds(text: str) -> float:

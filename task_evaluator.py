@@ -20,7 +20,7 @@ from preflight.console import UsageError, parser, run_main, run_stage
 from preflight.findings import Finding, Level, Section, run_checks, say
 from preflight.machine import Machine, choose_python
 from preflight.task import exam_checks
-from preflight.task.harness import check_harness
+from preflight.task.harness import check_harness, no_result
 from preflight.task.red_team import MOST_PER_KIND, check_red_team
 
 STAGE = "task_evaluator"
@@ -76,6 +76,8 @@ def make_parser() -> argparse.ArgumentParser:
     return made
 
 
+# Exit codes of an exam that was ended from outside; what was answered until then is kept.
+ENDED = {"interrupted": 130, "terminated": 143}
 SCORERS = ("exact", "contains", "numeric", "choice", "json_equal", "rouge_l", "regex")
 
 
@@ -166,9 +168,15 @@ def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
     observed = {"model_name": exam_run.model_name(args), **observed}
     if samples or args.red_team:
         observed |= exam_run.examine(machine, args, samples)
-        args.interrupted = observed["generation"]["trouble"] == "interrupted"
-    if args.harness_task and not args.interrupted:
-        observed["harness"] = ask_harness(machine, args)
+        args.interrupted = observed["generation"]["trouble"]
+    if args.harness_task and args.interrupted not in ENDED:
+        try:
+            observed["harness"] = ask_harness(machine, args)
+        except (KeyboardInterrupt, SystemExit) as ended:
+            if "generation" not in observed:
+                raise
+            args.interrupted = "interrupted" if isinstance(ended, KeyboardInterrupt) else "terminated"
+            observed["harness"] = no_result(args.interrupted)
     return Section(STAGE, observed, run_checks(CHECKS, observed))
 
 
@@ -237,9 +245,9 @@ CHECKS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the exam and return the exit code; an interrupted one still writes what it has."""
     args = make_parser().parse_args(argv)
-    args.interrupted = False
+    args.interrupted = ""
     code = run_stage(STAGE, args, look_and_judge)
-    return 130 if args.interrupted else code
+    return ENDED.get(args.interrupted, code)
 
 
 def command() -> None:

@@ -25,7 +25,8 @@ EXIT_CODES = """exit codes:
   1  ran; at least one finding is a fail
   2  wrong usage or configuration
   3  ran, no fail, but something could not be determined (also: a bug in the tool)
-  130  interrupted"""
+  130  interrupted
+  143  ended by SIGTERM; what an exam or stress test has by then is kept"""
 
 
 class UsageError(Exception):

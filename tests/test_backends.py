@@ -315,7 +315,10 @@ def test_an_interpreter_that_is_not_there_is_an_answer() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_an_interrupted_exam_keeps_what_it_has(address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_exam_that_is_ended_keeps_what_it_has(
+    address: str, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     Handler.seen.clear()
     data = tmp_path / "data.jsonl"
     records = [{"id": str(n), "question": "late" if n == 2 else f"q{n}", "keywords": [f"Q{n}"]} for n in range(4)]
@@ -329,9 +332,9 @@ def test_an_interrupted_exam_keeps_what_it_has(address: str, tmp_path: Path) -> 
     while not any(body["messages"][-1]["content"] == "late" for body in Handler.seen) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    assert process.returncode == code, errors
     section = json.loads(out)
     assert (section["observed"]["tasks"][0]["k"], section["observed"]["tasks"][0]["n"]) == (2, 2)
     assert section["observed"]["tasks"][0]["not_run"] == 2

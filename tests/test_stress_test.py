@@ -95,7 +95,7 @@ def running(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("how", ["ctrl-c", "kill -9 of the child"])
+@pytest.mark.parametrize("how", ["ctrl-c", "SIGTERM", "kill -9 of the child"])
 def test_an_ended_run_gives_what_it_measured_and_leaves_no_process(how):
     command = [
         sys.executable,
@@ -113,16 +113,17 @@ def test_an_ended_run_gives_what_it_measured_and_leaves_no_process(how):
             while not running("telemetry") and time.monotonic() < until:
                 time.sleep(0.1)
             time.sleep(1)
-            if how == "ctrl-c":
-                probe.send_signal(signal.SIGINT)
+            if how != "kill -9 of the child":
+                probe.send_signal(signal.SIGINT if how == "ctrl-c" else signal.SIGTERM)
             else:
                 os.kill(running("stress")[0], signal.SIGKILL)
             out, _ = probe.communicate(timeout=60)
         finally:
             probe.kill()
     section = json.loads(out)
-    if how == "ctrl-c":
-        assert probe.returncode == 130 and section["observed"]["stress"]["ended"] == "interrupted"
+    if how != "kill -9 of the child":
+        wanted = (130, "interrupted") if how == "ctrl-c" else (143, "terminated")
+        assert (probe.returncode, section["observed"]["stress"]["ended"]) == wanted
         assert finding(section, "stress-interrupted")["level"] == "unknown"
     else:
         assert probe.returncode == 3

@@ -30,8 +30,8 @@ class StressResult:
 
     `tflops` counts two operations per multiply-add, over the time the products themselves took. `copy_gb_per_s` counts
     each byte once read and once written, in 10^9 bytes. `sag_pct` is the loss of speed from the first to the last
-    quarter of the run. `curve` holds the course of the readings (see `curve`). `ended` is complete, interrupted, or how
-    the child ended.
+    quarter of the run. `curve` holds the course of the readings (see `curve`). `ended` is complete, interrupted
+    (Ctrl-C), terminated (SIGTERM), or how the child ended.
     """
 
     device: str
@@ -72,7 +72,7 @@ def run(
     dtype: str | None = None,
     flip_a_bit: int | None = None,
 ) -> StressResult:
-    """Run the test in a child that can be killed; Ctrl-C ends it and gives what was measured so far."""
+    """Run the test in a child that can be killed; Ctrl-C and SIGTERM end it and give what was measured so far."""
     bus = (gpu.pci_bus_id if gpu else None) or ""
     telemetry = [sys.executable, str(CHILDREN / "telemetry.py"), device, bus, str(TELEMETRY_HERTZ)]
     spec = {
@@ -99,6 +99,8 @@ def run(
         how = how_it_ended(answer, limit_s)
     except KeyboardInterrupt:
         answer, how = Answer(), "interrupted"
+    except SystemExit:  # what SIGTERM becomes, see console.py
+        answer, how = Answer(), "terminated"
     finally:
         show({})
     return measured(lines or answer.lines_of_json(), device, how, answer.errors)
@@ -305,9 +307,9 @@ def check_stress(
                 SOURCE,
             )
         )
-    if result.ended not in ("complete", "interrupted"):
+    if result.ended not in ("complete", "interrupted", "terminated"):
         found.append(_died(result, on))
-    elif result.ended == "interrupted":
+    elif result.ended != "complete":
         found.append(
             Finding(
                 "stress-interrupted",

@@ -62,7 +62,8 @@ class Reply:
 class Run:
     """One run of a child: its replies by key, what it said about the model, and how it ended.
 
-    `trouble`: "" or one of failed (the child said why), died, timeout, interrupted, not-recorded, absent.
+    `trouble`: "" or one of failed (the child said why), died, timeout, interrupted (Ctrl-C), terminated (SIGTERM, by
+    a container or job system), not-recorded, absent.
     """
 
     replies: dict[str, Reply] = field(default_factory=dict)
@@ -83,7 +84,7 @@ def generate(
     requests: Sequence[Request],
     on_reply: Callable[[Reply], None] | None = None,
 ) -> Run:
-    """Let the child answer all requests. Ctrl-C ends it and keeps what is there (trouble "interrupted").
+    """Let the child answer all requests. Ctrl-C and SIGTERM end it and keep what is there.
 
     `job`: model, base_url, device, dtype, load_in_4bit, trust_remote_code, temperature, seed, sample_timeout_s, debug,
     key_variable: what the child's docstring names.
@@ -107,7 +108,7 @@ def generate(
         # A lone surrogate in the data would be no valid UTF-8; ASCII escapes carry it through.
         Path(path).write_text(json.dumps(document), encoding="ascii")
         answer: Answer | None = None
-        interrupted = False
+        ended_by = ""
         try:
             answer = machine.ask(
                 CHILD[backend],
@@ -119,12 +120,14 @@ def generate(
                 cwd=folder,
             )
         except KeyboardInterrupt:
-            interrupted = True
+            ended_by = "interrupted"
+        except SystemExit:  # what SIGTERM becomes, see console.py
+            ended_by = "terminated"
     run = read_run(lines if answer is None else answer.lines_of_json())
     if answer is not None:
         run.exit_code, run.errors = answer.exit_code, answer.errors[-4000:]
-    if interrupted:
-        run.trouble = "interrupted"
+    if ended_by:
+        run.trouble = ended_by
     elif run.failure:
         run.trouble = "failed"
     elif answer is not None and answer.trouble:

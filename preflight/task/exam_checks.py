@@ -154,7 +154,7 @@ def _generation_finding(run: Mapping[str, Any]) -> Finding:
             (*_fix_for(said), "`python model_analyzer.py MODEL` says what the directory holds"),
             _RUN_SOURCE,
         )
-    if trouble == "interrupted":
+    if trouble in ("interrupted", "terminated"):
         return Finding(
             "exam-interrupted",
             Level.UNKNOWN,

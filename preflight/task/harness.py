@@ -67,6 +67,11 @@ def run_harness(machine: Machine, python: str, job: Mapping[str, Any]) -> dict[s
     }
 
 
+def no_result(trouble: str) -> dict[str, Any]:
+    """What `run_harness` returns, when it was ended from outside."""
+    return {"version": None, "tasks": [], "failure": None, "trouble": trouble, "last_words": ""}
+
+
 def harness_results(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """k of n with its Wilson interval per task and yes-no metric; the mean for other metrics."""
     from preflight.task import statistics
