@@ -100,25 +100,28 @@ def config_of(name: str) -> dict[str, Any]:
     return loaded
 
 
-def renew(python: str) -> dict[str, Any]:
-    """Rehearse every case; those that do not run keep the reason."""
+def renew(python: str, only: str, kept: dict[str, Any]) -> dict[str, Any]:
+    """Rehearse every case whose folder contains `only`; those that do not run keep the reason."""
     machine = Machine()
-    todo = list(cases())
-    rows: list[dict[str, Any]] = []
-    versions: dict[str, str] = {}
+    todo = [case for case in cases() if only in case[0]]
+    old = {(row["config"], json.dumps(row["settings"])): row for row in kept["rows"]}
+    made: dict[tuple[str, str], dict[str, Any]] = {}
+    versions: dict[str, str] = dict(kept["versions"])
     for start in range(0, len(todo), 30):
         part = todo[start : start + 30]
         say(f"rehearsing {start + 1} to {start + len(part)} of {len(todo)}")
         jobs = [Job(config_of(name), plan_of(settings)) for name, settings in part]
-        for (name, settings), made in zip(part, rehearse(machine, python, jobs, 1800.0), strict=True):
+        for (name, settings), one in zip(part, rehearse(machine, python, jobs, 1800.0), strict=True):
             row: dict[str, Any] = {"config": name, "settings": settings}
-            if made.estimate is None or made.replay is None:
-                row["trouble"] = made.trouble
+            if one.estimate is None or one.replay is None:
+                row["trouble"] = one.trouble
             else:
-                row["tensors_bytes"] = made.replay.tensors_bytes
-                row["moment"] = made.replay.moment
-                versions = made.estimate.detail["versions"]
-            rows.append(row)
+                row["tensors_bytes"] = one.replay.tensors_bytes
+                row["moment"] = one.replay.moment
+                versions = one.estimate.detail["versions"]
+            made[name, json.dumps(settings)] = row
+    keys = [(name, json.dumps(settings)) for name, settings in cases()]
+    rows = [made.get(key) or old[key] for key in keys if key in made or key in old]
     return {"schema": 1, "made_by": "python benchmarks/agreement.py --renew", "versions": versions, "rows": rows}
 
 
@@ -132,11 +135,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare and print; with --renew rehearse first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--renew", action="store_true")
+    parser.add_argument("--only", default="", metavar="TEXT", help="renew only what has this in its folder's name")
     parser.add_argument("--python")
     args = parser.parse_args(argv)
     if args.renew:
+        kept = json.loads(KEPT.read_text(encoding="utf-8"))
         python = choose_python(Machine(), args.python, ("torch", "transformers", "peft", "bitsandbytes")).path
-        KEPT.write_text(json.dumps(renew(python), indent=1) + "\n", encoding="utf-8")
+        KEPT.write_text(json.dumps(renew(python, args.only, kept), indent=1) + "\n", encoding="utf-8")
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
     gaps = []
     for row in kept["rows"]:

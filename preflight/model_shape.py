@@ -234,6 +234,11 @@ def is_routed_expert(module: Module) -> bool:
     return module.kind == "experts" or ".experts.*" in module.path
 
 
+def of_a_tower(module: Module, stack: str) -> bool:
+    """Whether a module belongs to a vision or audio tower, or to what joins one to the language model."""
+    return stack in ("vision", "audio") or (stack == "" and _part(module) in ("vision", "audio", "projector"))
+
+
 def _part(module: Module) -> str:
     """What a module outside the decoder layers belongs to."""
     path = module.path
@@ -255,7 +260,8 @@ def _part(module: Module) -> str:
 
 _ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
-    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers", "decoder_layers"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers", "decoder_layers",
+               "num_transformer_layers"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num", "n_head_kv"),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels", "d_kv", "attention_key_dim"),
@@ -266,7 +272,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("padded_vocab_size", "vocab_size", "n_vocab"),
     "max_position": (
         "max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length", "n_ctx",
-        "max_target_positions", "model_max_length",
+        "max_target_positions", "model_max_length", "max_context_length",
     ),
     "activation": ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act",
                    "dense_act_fn", "afn"),
@@ -343,6 +349,10 @@ class Config:
             if source is self.raw and any(a in self.raw or self.names.get(a, a) in self.raw for a in _ALIASES[name]):
                 return default
         return default
+
+    def common_word(self, name: str) -> str | None:
+        """A word that goes by several names, as the file itself states it; None when it does not."""
+        return next((v for alias in _ALIASES[name] if isinstance(v := self.raw.get(alias), str)), None)
 
     def need(self, name: str) -> int:
         """The same, when nothing can be said without it. Raises ConfigTrouble when it is absent."""

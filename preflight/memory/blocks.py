@@ -63,6 +63,7 @@ class Builder:
         running = [m for group in shape.groups if group.stack in ("decoder", "encoder") for m in group.modules]
         self.layer_norm = kind in _LAYER_NORM or any(m.kind == "norm" and m.bias for m in running)
         self.dropout = kind in _DROPOUT
+        self.attention_dropout = self.dropout and kind not in _NO_ATTENTION_DROPOUT
         self.vocabulary = shape.vocab_size or 0
         self.parallel = kind in _PARALLEL
         self.litgpt = plan.modelling == "litgpt"
@@ -334,6 +335,8 @@ class Builder:
                              forward_text=f"{length} x {length} x 4 B")  # fmt: skip
             soft = tape.op("softmax", [scores], square, length, 4, keeps_output=True,
                            backward_extra=square * length * 4, backward_text=f"{square} x {length} x 4 B")  # fmt: skip
+            if self.attention_dropout:
+                soft = self.drop(tape, soft, "softmax")
             result = tape.op("attention output", [soft, v], rows, out, 4, keeps=[soft, v])
             return tape.cast(result, width)
         return self._eager(tape, q, k, v, heads, gqa, head_dim, value_dim)
@@ -375,7 +378,8 @@ class Builder:
         soft = tape.op("softmax in 32 bit", [entry], square, length, 4, keeps_output=True,
                        backward_extra=square * length * 4, backward_text=f"{square} x {length} x 4 B")  # fmt: skip
         soft = tape.cast(soft, width, "softmax")
-        soft = self.drop(tape, soft, "softmax")
+        if self.attention_dropout:
+            soft = self.drop(tape, soft, "softmax")
         v = tape.cast(v, width)
         return tape.op("attention output", [soft, v], rows, heads * value_dim, width, keeps=[soft, v])
 
@@ -564,6 +568,7 @@ class Builder:
 
     def dense(self, tape: Tape, x: Value, modules: Sequence[Module]) -> Value:
         """down(act(gate(x)) * up(x)), down(act(up(x))), or the fused forms."""
+        wide_down = (self.shape.model_type or "") in ("t5", "mt5", "umt5") and self.plain > x.width
         down = next(
             (m for m in reversed(modules) if m.out_features == x.columns and m.in_features != x.columns), modules[-1]
         )
@@ -582,6 +587,8 @@ class Builder:
                 inner = tape.op("gated", [bent, up], x.rows, down.in_features, both.width, keeps=[bent, both])
             else:
                 inner = self.activation(tape, both, "activation")
+        if wide_down:  # T5DenseGatedActDense: the input of `wo` is brought to its weight's width first
+            inner = tape.cast(inner, self.plain)
         return self.linear(tape, inner, down)
 
     def experts(self, tape: Tape, x: Value, group: Layers) -> Value:
@@ -604,7 +611,13 @@ class Builder:
         wide = 2 * moe.width if "gate_up" in up.path else moe.width
         inputs = tape.op("tokens by expert", [x], rows, x.columns, x.width)
         entry = tape.cast(inputs, width)
-        first = tape.op("experts up", [entry], rows, wide, width, keeps=[entry] if self.full else [], trains=self.full,
+        # below compute capability 8.0 a loop over the experts stands in: it keeps its input, and makes a gradient of
+        # the weights even when they are frozen (integrations/moe.py)
+        loop = self.capability < 8.0
+        keeps = self.full or loop
+        frozen = [m.parameters * self.plain if loop and not self.full else 0 for m in (up, down)]
+        first = tape.op("experts up", [entry], rows, wide, width, keeps=[entry] if keeps else [], trains=self.full,
+                        backward_extra=frozen[0],
                         weight_grad=(up.parameters * self.plain) if self.full else 0)  # fmt: skip
         gate = tape.view(first, rows, moe.width)
         if self.shape.model_type == "gpt_oss":
@@ -620,7 +633,8 @@ class Builder:
         elif wide == 2 * moe.width:
             bent = tape.op("experts gated", [bent, tape.view(first, rows, moe.width)], rows, moe.width, width,
                            keeps=[bent, first])  # fmt: skip
-        second = tape.op("experts down", [bent], rows, x.columns, width, keeps=[bent] if self.full else [],
+        second = tape.op("experts down", [bent], rows, x.columns, width, keeps=[bent] if keeps else [],
+                         backward_extra=frozen[1],
                          trains=self.full, weight_grad=(down.parameters * self.plain) if self.full else 0)  # fmt: skip
         weighted = tape.op("experts weighted", [second, picked], rows, x.columns, 4, keeps=[second, picked])
         ordered = tape.op("experts in order", [weighted], rows, x.columns, 4)
@@ -653,7 +667,8 @@ def _is_attention(module: Module) -> bool:
 
 _LAYER_NORM = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "gpt_bigcode", "bert", "mpt",
                "stablelm", "starcoder2", "codegen")  # fmt: skip
-_DROPOUT = ("gpt2", "opt", "bert", "t5", "mt5", "gpt_bigcode", "roberta", "codegen")
+_DROPOUT = ("gpt2", "opt", "bert", "t5", "mt5", "gpt_bigcode", "roberta", "codegen", "seed_oss")
+_NO_ATTENTION_DROPOUT = ("opt", "codegen")  # their attention_dropout and attn_pdrop are 0 by default
 _PARALLEL = ("gpt_neox", "gptj", "falcon", "phi", "cohere", "cohere2", "codegen")
 _NORM_AFTER = ("olmo2", "olmo3")
 _NO_ROTARY = ("gpt2", "gpt_neo", "opt", "bloom", "mpt", "gpt_bigcode", "bert", "roberta", "t5", "mt5")

@@ -10,7 +10,7 @@ from typing import Any
 from preflight.memory import litgpt
 from preflight.memory.blocks import WIDTHS, Builder, version_of
 from preflight.memory.tape import Held, Profile, Storage, Tape, Value
-from preflight.model_shape import Layers, ModelShape, Module
+from preflight.model_shape import Layers, ModelShape, Module, of_a_tower
 from preflight.plan import Plan
 
 COMPONENTS = {
@@ -205,8 +205,19 @@ class _Counted:
         self.hidden = plan.tokens * (shape.hidden_size or 0) * self.build.stream
         self.outliving = 0  # of a graph that the loop still holds after its backward
         self.profiles = [(group, self.profile(group)) for group in self.trained_stacks()]
-        self.trained_tensors = tuple(self.read_trained_tensors())
-        self.trained = sum(elements * count for elements, _, count in self.trained_tensors)
+        self.trained_tensors = tuple(self.read_trained_tensors(resting=False))
+        self.resting_tensors = tuple(self.read_trained_tensors(resting=True))
+        self.trained = sum(elements * count for elements, _, count in (*self.trained_tensors, *self.resting_tensors))
+        if any(group.mixer in ("mamba", "mamba2", "linear_attention") for group, _ in self.profiles):
+            self.notes.append(
+                "State-space layers are counted with their fused kernels (mamba_ssm, causal_conv1d, fla). "
+                "Without these packages transformers runs them in plain torch and keeps several times more."
+            )
+        if self.resting_tensors:
+            self.notes.append(
+                "Only text runs here: vision and audio towers get no gradients and no optimizer states. "
+                "Images or audio in the data add the activations of their tower, and these if it is trained."
+            )
         self.loss = self.loss_profile()
 
     def trained_stacks(self) -> list[Layers]:
@@ -272,6 +283,10 @@ class _Counted:
         if self.plan.adapters and self.trained:
             adapter = self.gradients()
             rows.append(Held("adapters", adapter, self.trained_text(adapter), "static"))
+            for elements, wide, count in self.resting_tensors:
+                size = _block(elements * wide) * count
+                text = _filled(f"{count} x {elements} x {wide} B", elements * wide * count, size)
+                rows.append(Held("adapters of towers", size, text, "static"))
         return rows
 
     def _scale_text(self, weights: int, method: str, sides: tuple[int, int], size: int) -> str:
@@ -296,11 +311,16 @@ class _Counted:
         text = " + ".join(f"{count} x {width} B" for width, count in counts.items())
         return _filled(text or "0 B", sum(count * width for width, count in counts.items()), size)
 
-    def read_trained_tensors(self) -> Iterator[tuple[int, int, int]]:
-        """(elements, bytes per element, how many there are) of each kind of trained tensor."""
+    def read_trained_tensors(self, resting: bool) -> Iterator[tuple[int, int, int]]:
+        """(elements, bytes per element, how many there are) of each kind of trained tensor.
+
+        `resting`: those of vision and audio towers, which never get a gradient from text alone; else all others.
+        """
         plan, adapter = self.plan, self.build.adapter
-        for module, times, _stack in self.shape.occurrences():
+        for module, times, stack in self.shape.occurrences():
             copies = module.per_layer * times
+            if of_a_tower(module, stack) != resting:
+                continue
             if not plan.adapters:
                 yield module.weights, self.build.plain, copies
                 if module.bias:
@@ -496,6 +516,10 @@ class _Counted:
         rotary = 2 * plan.sequence_tokens * (self.shape.head_dim or 0) * self.build.stream
         text = f"2 x {plan.sequence_tokens} x {self.shape.head_dim or 0} x {self.build.stream} B"
         rows = [Held("cos and sin of positions", rotary, text, "activation")]
+        if (self.shape.model_type or "") in ("t5", "mt5", "umt5"):  # one per stack, and zeros for cross-attention
+            square = f"3 x {self.shape.heads} x {plan.sequence_tokens} x {plan.sequence_tokens} x {self.build.plain} B"
+            count = 3 * (self.shape.heads or 0) * plan.sequence_tokens**2 * self.build.plain
+            rows = [Held("position biases", count, square, "activation")]
         if plan.gradient_checkpointing:
             rows.append(
                 Held("hidden states kept at checkpoints", total * hidden, self.hidden_text(total), "activation")
@@ -520,7 +544,7 @@ class _Counted:
         divides the layers, the last GPU has head and loss. Source: torch.distributed.fsdp, deepspeed runtime/zero.
         """
         plan = self.plan
-        if plan.gpus == 1 or plan.parallel == "none":
+        if plan.parallel == "none" or (plan.gpus == 1 and not plan.offload):
             return rows
         if plan.parallel == "ddp":
             size = self.gradients()
@@ -533,7 +557,8 @@ class _Counted:
                 away = plan.offload and (row.kind == "optimizer" or plan.parallel in ("fsdp_full", "zero3"))
                 if away:  # in host memory
                     continue
-                row = Held(row.name, -(-row.bytes // plan.gpus), f"({row.text}) / {plan.gpus}", row.kind)
+                if plan.gpus > 1:
+                    row = Held(row.name, -(-row.bytes // plan.gpus), f"({row.text}) / {plan.gpus}", row.kind)
             made.append(row)
         if plan.parallel in ("fsdp_full", "fsdp_hybrid", "zero3") and moment.startswith(("forward", "backward")):
             size, text = self.gathered()
