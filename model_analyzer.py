@@ -33,6 +33,7 @@ from preflight.model.chat_template import (
     check_tokenizer_config,
     eos_ids,
 )
+from preflight.model.config_values import check_values
 from preflight.model.directory_checks import (
     check_adapter_beside,
     check_config,
@@ -70,18 +71,28 @@ def make_parser() -> argparse.ArgumentParser:
     here.add_argument("--transformers", metavar="VERSION", help="judge for this version instead of the installed one")
     here.add_argument("--peft", metavar="VERSION", help="the same for PEFT")
     here.add_argument("--recommend", action="store_true", help="also show what would fit when the plan fits already")
-    here.add_argument(
-        "--rehearse", action="store_true",
-        help="run the training step of this plan on fake tensors with the packages under test (minutes, no GPU)",
+    proof = made.add_argument_group("evidence for the memory")
+    proof.add_argument(
+        "--evidence", choices=("closed", "auto", "rehearsed"), default="closed",
+        help="closed: formulas, at once; rehearsed: the training step on fake tensors with the packages under test "
+        "(seconds, no GPU, no weights); auto: rehearsed where torch, transformers and peft are installed, else closed "
+        "(default: closed; `python -m preflight` takes auto)",
     )  # fmt: skip
-    here.add_argument(
+    proof.add_argument("--rehearse", action="store_true", help="the same as --evidence rehearsed")
+    proof.add_argument(
         "--measure", action="store_true",
-        help="run it for real with random weights: on the GPU, or on the CPU for small models",
+        help="also run the step for real with random weights: on the GPU, or on the CPU for small models",
     )  # fmt: skip
+    proof.add_argument("--compare", action="store_true", help="closed form, rehearsed and measured side by side")
+    proof.add_argument("--compare-to", metavar="FILE", help="the same, and append it as one row to FILE (JSON Lines)")
     phone_flags(made)
     data = made.add_argument_group("data and limits")
     data.add_argument("--tokens", type=int, metavar="N", help="tokens that will be trained on (for the LoRA rank)")
-    data.add_argument("--data", metavar="FILE", help="training data, to estimate its tokens (for the LoRA rank)")
+    data.add_argument(
+        "--data", metavar="FILE",
+        help="training data: how many updates and hours; with --recommend its tokens are counted by the tokenizer",
+    )  # fmt: skip
+    data.add_argument("--epochs", type=float, metavar="N", help="passes over the data (default: the configuration's)")
     data.add_argument(
         "--module-tree", choices=("auto", "always", "never"), default="auto",
         help="build the model on the meta device with the transformers under test: auto, when the architecture is not "
@@ -98,6 +109,7 @@ def check_directory(seen: Seen) -> list[Finding]:
     """The directory, its configuration and its weights."""
     return [
         *check_config(seen.directory, seen.shape_trouble),
+        *check_values(seen.directory.config.object, seen.shape),
         *check_links(seen.directory),
         *check_adapter_beside(seen.directory),
         *check_weights(seen.directory, seen.shape),

@@ -70,6 +70,8 @@ class Gpu:
     retired_pages: int | None = None
     retirement_pending: bool | None = None
     recovery_action: str | None = None
+    fabric_state: str | None = None
+    fabric_status: str | None = None
     encoder_sessions: int | None = None
     encoder_pct: float | None = None
     decoder_pct: float | None = None

@@ -16,6 +16,88 @@ def case(name, level, code, k, variables=None):
     CASES[name] = (level, code, variables, k)
 
 
+case(
+    "card waits for a reset",
+    "fail",
+    "gpu-needs-reset",
+    k={"nvidia-smi": ("Unable to determine the device handle for GPU 0000:0B:00.0: GPU requires reset\n", 255)},
+)
+case(
+    "fabric manager not running",
+    "fail",
+    "fabric-not-ready",
+    k={
+        "nvidia-smi -q": """
+==============NVSMI LOG==============
+
+Driver Version                            : 570.86.15
+CUDA Version                              : 12.8
+
+Attached GPUs                             : 1
+GPU 00000000:1B:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Fabric
+        State                             : In Progress
+        Status                            : N/A
+    FB Memory Usage
+        Total                             : 81559 MiB
+        Reserved                          : 551 MiB
+        Used                              : 1 MiB
+        Free                              : 81008 MiB
+"""
+    },
+)
+case(
+    "nouveau in lsmod",
+    "fail",
+    "nouveau-in-use",
+    k={
+        "nvidia-smi": (
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.\n",
+            9,
+        ),
+        "lsmod": "Module                  Size  Used by\nnouveau              2334720  4\ndrm_ttm_helper         16384  1 nouveau\n",
+    },
+)
+case(
+    "amdgpu not loaded",
+    "fail",
+    "amdgpu-not-loaded",
+    k={
+        "rocm-smi": (
+            "cat: /sys/module/amdgpu/initstate: No such file or directory\nERROR:root:Driver not initialized (amdgpu not found in modules)\n",
+            1,
+        )
+    },
+)
+case(
+    "firmware stopped without an Xid",
+    "fail",
+    "gpu-firmware-stopped",
+    k={
+        "dmesg": "[   24.302465] NVRM: GPU6 _kgspIsHeartbeatTimedOut: Heartbeat timed out, currentTimeMs 812751949 diff 6070 timeout 5200\n"
+        "[   84.300488] NVRM: GPU6 _kgspLogRpcTimeout: ********** GSP Timeout **********\n"
+    },
+)
+THOR = """+-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 580.00                 Driver Version: 580.00         CUDA Version: 13.0     |
++-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|
+|   0  NVIDIA Thor                    Off |   00000000:01:00.0 Off |                  N/A |
+| N/A   N/A  N/A             N/A  /  N/A  | Not Supported          |      0%      Default |
+|                                         |                        |             Disabled |
++-----------------------------------------+------------------------+----------------------+
+"""
+case(
+    "Jetson Thor",
+    "ok",
+    "torch-build",
+    k={"nvidia-smi": THOR, "/proc/meminfo": "MemTotal: 128828416 kB\nMemAvailable: 120000000 kB\n"},
+)
+
 OLD_TABLE = """Mon Jun 10 10:10:10 2019
 +-----------------------------------------------------------------------------+
 | NVIDIA-SMI 418.67       Driver Version: 418.67       CUDA Version: 10.1     |
@@ -492,9 +574,9 @@ GPU[0]		: VRAM Total Used Memory (B): 692142080
     },
 )
 case(
-    "rocm permission",
+    "rocm without its kernel module",
     "fail",
-    "rocm-smi-failed",
+    "amdgpu-not-loaded",
     k={"rocm-smi": ("ERROR:root:Driver not initialized (amdgpu not found in modules)\n", 1)},
 )
 case(
@@ -579,8 +661,8 @@ case(
 )
 case(
     "npu 310P",
-    "ok",
-    "gpu-usable",
+    "warn",
+    "npu-for-inference",
     k={
         "npu-smi info": """+--------------------------------------------------------------------------------------------------------+
 | npu-smi 23.0.2                                   Version: 23.0.2                                       |
@@ -1572,3 +1654,9 @@ def test_damaged_answers_are_judged_and_never_a_crash(seed, tmp_path, capsys):
         for one in section["findings"]:
             assert one["code"] != "check-crashed", (one, kinds)
             assert one["level"] == "ok" or (one["why"] and one["fix"] and one["source"]), (one, kinds)
+
+
+def test_a_tool_that_may_not_look_does_not_say_that_no_card_is_here(tmp_path, capsys):
+    refused = {"nvidia-smi": ("Failed to initialize NVML: Insufficient Permissions\n", 4)}
+    section = probe(machine(tmp_path / "m", kinds=refused), capsys)
+    assert section["observed"]["gpu_present"] is None and section["observed"]["gpu_usable"] is False

@@ -243,7 +243,10 @@ def main():
     layers, rest = describe(model)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     head_path = next((path for path, module in model.named_modules() if module is head), None) if head else None
-    inputs = model.get_input_embeddings()
+    try:
+        inputs = model.get_input_embeddings()
+    except NotImplementedError:  # a model of several (Qwen2.5-Omni: thinker and talker) has none of its own
+        inputs = None
     tied = head is not None and inputs is not None and head.weight is inputs.weight
     say(
         step="tree",

@@ -14,6 +14,7 @@ from preflight.gpus import Gpu
 from preflight.hardware.capability import SOURCE as CAPABILITY_SOURCE
 from preflight.hardware.capability import capability_of
 from preflight.hardware.gpu_checks import Seen, again
+from preflight.hardware.looking import old_jetson
 
 
 def check_number_formats(seen: Seen) -> list[Finding]:
@@ -155,6 +156,19 @@ def check_ascend(seen: Seen) -> list[Finding]:
     elif full:
         found.append(
             Finding("memory-in-use", Level.OK, f"{full_said}.", "Another program holds the rest.", (), "npu-smi info")
+        )
+    inference = [chip for chip in chips if re.search(r"\b310", chip.name or "")]
+    if inference:
+        found.append(
+            Finding(
+                "npu-for-inference",
+                Level.WARN,
+                f"{quote(inference[0].name)} is made for inference.",
+                "The Ascend 310 family has no bf16 and lacks kernels that training needs; torch_npu documents training "
+                "for the 910 family.",
+                ("train on an Atlas with 910 chips, and use this one to run the finished model",),
+                "Ascend PyTorch documentation, supported products",
+            )
         )
     found.append(_torch_npu(seen, chips))
     return found
@@ -355,10 +369,7 @@ def check_intel_and_apple(seen: Seen) -> list[Finding]:
 def check_jetson(seen: Seen) -> list[Finding]:
     """Jetson boards need NVIDIA's own torch builds."""
     l4t = dict(seen.accelerators.asked).get("tegra")
-    if l4t is None:
-        return []
-    release = int(re.sub(r"\D.*", "", l4t.removeprefix("L4T ")) or 0)
-    if release >= 38:  # JetPack 7 unified the arm64 SBSA stack
+    if not old_jetson(l4t):
         return []
     return [
         Finding(

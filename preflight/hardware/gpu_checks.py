@@ -26,13 +26,15 @@ AGAIN = "run `python gpu_probe.py` again"
 class DriverHints:
     """Looked at only where the driver does not run: why its module may not be loaded.
 
-    `module_for_kernel` says whether a module was built for the running kernel; `profile` is what prime-select reports.
+    `module_for_kernel` says whether a module was built for the running kernel; `profile` is what prime-select reports,
+    `modules` which drivers of NVIDIA cards lsmod lists.
     """
 
     secure_boot: bool | None = None
     module_for_kernel: bool | None = None
     module_refused: bool | None = None
     profile: str | None = None
+    modules: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -535,13 +537,7 @@ def as_json(seen: Seen) -> dict[str, Any]:
     accelerators = seen.accelerators
     driver = accelerators.driver
     return {
-        "gpu_present": bool(
-            [g for g in accelerators.gpus if g.role != "integrated, ignore"]
-            or [c for c in accelerators.pci if c.vendor in ("nvidia", "amd", "ascend")]
-            or seen.torch.devices
-            or any(t.kind in ("mismatch", "lost", "no-devices") for t in accelerators.troubles)
-            or seen.log.xids
-        ),
+        "gpu_present": _is_present(seen),
         "vendors": sorted({gpu.vendor for gpu in accelerators.gpus} | {card.vendor for card in accelerators.pci}),
         "gpu_count": len(accelerators.gpus),
         "driver": driver.version or driver.kernel_module or seen.log.module_version,
@@ -568,6 +564,21 @@ def as_json(seen: Seen) -> dict[str, Any]:
         "cann": seen.cann,
         "acl_json": seen.acl_json,
     }
+
+
+def _is_present(seen: Seen) -> bool | None:
+    """Whether a card is in the machine; None where a vendor's tool is here but could not look."""
+    accelerators = seen.accelerators
+    if (
+        any(gpu.role != "integrated, ignore" for gpu in accelerators.gpus)
+        or any(card.vendor in ("nvidia", "amd", "ascend") for card in accelerators.pci)
+        or seen.torch.devices
+        or any(t.kind in ("mismatch", "lost", "needs-reset", "no-devices") for t in accelerators.troubles)
+        or seen.log.xids
+        or seen.log.gsp_timeouts
+    ):
+        return True
+    return None if any(t.kind != "absent" for t in accelerators.troubles) else False
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:
@@ -601,4 +612,5 @@ _STOPS = {
     *("nvml-library-missing", "gpu-permission-denied", "gpu-access-blocked", "container-without-gpu", "wsl1"),
     *("container-without-driver-tools", "torch-arch-missing", "torch-no-kernel-image", "driver-card-mismatch"),
     *("cuda-library-missing", "compute-prohibited", "mig-no-instances", "npu-driver-missing", "nvidia-smi-hangs"),
+    *("gpu-needs-reset", "fabric-not-ready", "amdgpu-not-loaded"),
 }

@@ -18,6 +18,7 @@ def check_driver_answers(seen: Seen) -> list[Finding]:
     for kind, judge in (
         ("timeout", _hangs),
         ("mismatch", _mismatch),
+        ("needs-reset", _needs_reset),
         ("lost", _lost),
         ("no-devices", _no_devices),
         ("no-driver", _no_driver),
@@ -119,6 +120,20 @@ def _lost(seen: Seen, trouble: Trouble) -> Finding:
     )
 
 
+def _needs_reset(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "gpu-needs-reset",
+        Level.FAIL,
+        f"The driver refuses a card until it is reset ({', '.join(trouble.bus_ids) or 'bus id not told'}).",
+        "An error on the card left it in a state that only a reset clears. It still answers, so it is not lost.",
+        again(
+            "end every program that uses the card, then `sudo nvidia-smi --gpu-reset -i NUMBER`, or reboot",
+            "see which error it was: `sudo dmesg | grep -iE 'xid|nvrm'`",
+        ),
+        "NVML_ERROR_RESET_REQUIRED",
+    )
+
+
 def _no_devices(seen: Seen, trouble: Trouble) -> Finding:
     cards, log = seen.cards("nvidia"), seen.log
     named = ", ".join(quote(card.name) for card in cards)
@@ -193,7 +208,7 @@ def _no_driver(seen: Seen, trouble: Trouble) -> Finding:
     base = f"nvidia-smi is installed but the NVIDIA kernel driver is not running{named}"
     source = NVML_SOURCE
     dead = [card.slot for card in cards if not card.answers]
-    modules = {card.module for card in cards if card.module}
+    modules = {card.module for card in cards if card.module} | seen.hints.modules
     if seen.host.wsl:
         return Finding(
             "driver-not-running",
@@ -398,8 +413,13 @@ def _permission(seen: Seen, trouble: Trouble) -> Finding:
         "gpu-permission-denied",
         Level.FAIL,
         "nvidia-smi has no permission to talk to the driver.",
-        "The device files /dev/nvidia* are not readable for this user, or the container was given none.",
-        again("look at them: `ls -l /dev/nvidia*`, and add the user to the group that owns them (video or render)"),
+        "The card and its driver are there. The device files /dev/nvidia* are not readable for this user, or, in a "
+        "container, its isolation (SELinux, a rootless runtime, the device cgroup) refuses them.",
+        again(
+            "look at them: `ls -l /dev/nvidia*`, and add the user to the group that owns them (video or render)",
+            "in a container: pass the card in anew (`--gpus all`, Podman `--device nvidia.com/gpu=all`); with SELinux "
+            "`sudo setsebool -P container_use_devices 1` on the host, rootless Podman `--group-add keep-groups`",
+        ),
         NVML_SOURCE,
     )
 
@@ -488,6 +508,9 @@ def check_other_vendors_answer(seen: Seen) -> list[Finding]:
         if trouble.tool.endswith("nvidia-smi"):
             continue
         hang = trouble.kind == "timeout"
+        if not hang and re.search(r"amdgpu not found in modules|/sys/module/amdgpu", trouble.text):
+            found.append(_amdgpu_not_loaded(seen, trouble))
+            continue
         found.append(
             Finding(
                 f"{trouble.tool}-{'hangs' if hang else 'failed'}",
@@ -528,6 +551,20 @@ def check_other_vendors_answer(seen: Seen) -> list[Finding]:
             )
         )
     return found
+
+
+def _amdgpu_not_loaded(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "amdgpu-not-loaded",
+        Level.FAIL if not seen.usable else Level.UNKNOWN,
+        f"{trouble.tool} is installed but the amdgpu kernel driver is not loaded.",
+        "Without that module there is no /dev/kfd, and torch sees no card. ROCm's packages do not bring it.",
+        again(
+            "load it: `sudo modprobe amdgpu`, and see `sudo dmesg | grep -i amdgpu` if that fails",
+            "where the kernel has none for this card: install amdgpu-dkms (rocm.docs.amd.com) and reboot",
+        ),
+        trouble.tool,
+    )
 
 
 _VENDOR_FIXES = {

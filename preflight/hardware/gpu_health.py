@@ -162,6 +162,21 @@ def check_kernel_log(seen: Seen) -> list[Finding]:
                 "NVIDIA fabric manager user guide, SXid errors",
             )
         )
+    if log.gsp_timeouts and not log.xids:
+        found.append(
+            Finding(
+                "gpu-firmware-stopped",
+                Level.FAIL,
+                f"The card's own firmware (GSP) stopped answering: {quote(log.gsp_timeouts[0], 160)}",
+                "Programs on that card fail with 'busy or unavailable' or hang until it is reset; no Xid was logged.",
+                again(
+                    "reset it with no program on it: `sudo nvidia-smi --gpu-reset`, or reboot",
+                    "if it comes back: update the driver; on cards that allow it, run without GSP "
+                    "(`NVreg_EnableGpuFirmware=0`)",
+                ),
+                "kernel log (NVRM, GSP)",
+            )
+        )
     if log.amd_errors:
         found.append(
             Finding(
@@ -195,6 +210,12 @@ def _meant(row: dict[str, Any]) -> str:
 
 
 # --- what the card reports of itself
+
+
+def _fabric_waits(gpu: Gpu) -> bool:
+    """Whether the card waits for the fabric manager; cards without NVSwitch say N/A."""
+    state, status = (gpu.fabric_state or "").lower(), (gpu.fabric_status or "").lower()
+    return state in ("in progress", "not started") or (state == "completed" and "fail" in status)
 
 
 def check_memory_errors(seen: Seen) -> list[Finding]:
@@ -253,6 +274,22 @@ def check_memory_errors(seen: Seen) -> list[Finding]:
                     f"{name}: {seen_before}, none since the driver was loaded.",
                     "The broken places were taken out of use; watch whether the numbers grow.",
                     (),
+                )
+            )
+        if _fabric_waits(gpu):
+            found.append(
+                Finding(
+                    "fabric-not-ready",
+                    Level.FAIL,
+                    f"{name}: its NVLink fabric is not ready (state {quote(gpu.fabric_state)}, status "
+                    f"{quote(gpu.fabric_status or 'not told')}).",
+                    "On machines with NVSwitch (HGX, DGX) CUDA starts only after the fabric manager has registered the "
+                    "card; until then it fails with error 802, system not yet initialized.",
+                    again(
+                        "start it in the driver's own version: `sudo systemctl enable --now nvidia-fabricmanager`",
+                        "see why it stopped: `sudo journalctl -u nvidia-fabricmanager -b`",
+                    ),
+                    "nvidia-smi -q (Fabric); NVIDIA fabric manager user guide",
                 )
             )
         if gpu.recovery_action and gpu.recovery_action.lower() not in ("none", "n/a"):

@@ -42,6 +42,7 @@ class KernelLog:
     amd_errors: tuple[str, ...] = ()
     bar_too_small: bool = False
     pcie_errors: tuple[str, ...] = ()
+    gsp_timeouts: tuple[str, ...] = ()
     nvswitch_errors: tuple[str, ...] = ()
 
 
@@ -58,6 +59,9 @@ _XID = re.compile(
 )
 _CARD = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})"
 _LOST = re.compile(rf"(?:NVIDIA )?GPU (?:at )?(?:PCI:)?{_CARD}(?:\.[0-9A-Fa-f])?.{{0,120}}?fallen off the bus", re.S)
+
+# The card's own firmware stopped: newer drivers log this before, or without, an Xid 119. Source: driver 595 logs.
+_GSP = re.compile(r"NVRM:.*(?:_kgspLogRpcTimeout|_kgspIsHeartbeatTimedOut|GSP Timeout|NV_ERR_RESET_REQUIRED)")
 
 
 def messages(text: str) -> list[str]:
@@ -148,6 +152,7 @@ def parse_kernel_log(text: str, readable: bool | None = None) -> KernelLog:
         amd_errors=tuple(line for line in log if re.search(amd, line))[:10],
         bar_too_small=bool(re.search(small_bar, whole)),
         nvswitch_errors=tuple(line for line in log if re.search(r"nvidia-nvswitch\d*: SXid", line))[:10],
+        gsp_timeouts=tuple(line for line in log if _GSP.search(line))[:5],
         pcie_errors=tuple(line for line in log if re.search(r"pcieport.*AER:|PCIe Bus Error", line))[:5],
     )
 

@@ -37,9 +37,16 @@ def together(machine: Machine, accelerators: Accelerators, host: Host, log: Kern
     aim = target_of(seen)
     if accelerators.vendor("ascend"):
         return seen  # torch_npu pairs with torch by its own rule, not by the wheel table
+    if old_jetson(dict(accelerators.asked).get("tegra")):
+        return replace(seen, target=aim)  # its torch comes from NVIDIA, for this JetPack
     if machine.replayed and aim.accelerator == "cpu" and not accelerators.asked and not host.system:
         return seen  # nothing was recorded from which a build could be chosen
     return replace(seen, target=aim, choice=wheels.choose(aim))
+
+
+def old_jetson(l4t: str | None) -> bool:
+    """Whether this is a Jetson before JetPack 7 (L4T R38), which unified the stack with that of ARM servers."""
+    return l4t is not None and int(re.sub(r"\D.*", "", l4t.removeprefix("L4T ")) or 0) < 38
 
 
 def _libcuda(machine: Machine) -> tuple[str, ...]:
@@ -68,7 +75,16 @@ def _hints(machine: Machine) -> DriverHints:
         module_for_kernel=built,
         module_refused=True if re.search(r"Key was rejected|Required key not available", module) else None,
         profile=profile.group(1) if profile else None,
+        modules=frozenset(
+            re.findall(r"^(nouveau|vfio_pci|nvidia)\s", _loaded_modules(machine).replace("vfio-pci", "vfio_pci"), re.M)
+        ),
     )
+
+
+def _loaded_modules(machine: Machine) -> str:
+    """The list of loaded kernel modules; /proc/modules and lsmod begin their lines alike."""
+    told = [answer.text for _, answer in machine.recorded(r"lsmod")]
+    return "\n".join([machine.read("/proc/modules").text, *told])
 
 
 def target_of(seen: Seen) -> wheels.Target:
@@ -87,6 +103,15 @@ def target_of(seen: Seen) -> wheels.Target:
     driver = seen.accelerators.driver.version
     if driver is not None and not re.match(r"\d{3}\.\d", driver):
         driver = None  # not a version: a damaged answer
+    native = wheels.numbers(seen.accelerators.driver.cuda)[:1]
+    floor = wheels.driver_floor(native[0], "Linux") if native else None
+    if (
+        driver
+        and floor
+        and any(gpu.unified_memory for gpu in usable)
+        and wheels.numbers(driver) < wheels.numbers(floor)
+    ):
+        driver = floor  # JetPack calls its driver 580.00; the CUDA version beside it is what it can do
     if accelerator == "cpu" and any(device.get("capability") for device in seen.torch.devices) and not seen.torch.hip:
         accelerator = "cuda"
         capabilities = [str(d["capability"]) for d in seen.torch.devices if parsed(str(d.get("capability")))]
@@ -97,6 +122,8 @@ def target_of(seen: Seen) -> wheels.Target:
     system = seen.system
     if machine == "arm64" and system == "Linux":
         machine = "aarch64"
+    if machine is None and any(gpu.vendor == "nvidia" and gpu.unified_memory for gpu in usable):
+        machine = "aarch64"  # Jetson, Thor and GB10 are the only ones, and all of them are ARM
     return wheels.Target(
         accelerator=accelerator,
         capabilities=tuple(dict.fromkeys(capabilities)),

@@ -32,6 +32,7 @@ _BUS_ID = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _FAILURES: tuple[tuple[str, str], ...] = (
     ("mismatch", r"driver/library version mismatch|NVML_ERROR_LIB_RM_VERSION_MISMATCH"),
     ("no-runtime", r"could not select device driver|unknown or invalid runtime name: nvidia|unresolvable CDI devices"),
+    ("needs-reset", r"gpu requires reset|NVML_ERROR_RESET_REQUIRED"),
     ("lost", r"gpu is lost|unable to determine the device handle|fallen off the bus"),
     ("no-devices", r"no devices were found|no nvidia gpus? (?:found|detected)"),
     ("no-driver", r"couldn'?t communicate with the nvidia driver|driver not loaded|driver is not loaded"),
@@ -58,7 +59,7 @@ def parse_failure(text: str, exit_code: int | None = 0) -> Trouble | None:
         for line in plain if len(plain) < 40 else plain[:5]:
             if re.search(pattern, line, re.IGNORECASE):
                 said = " ".join(plain[:4])
-                lost = re.findall(_BUS_ID, line) if kind == "lost" else []
+                lost = re.findall(_BUS_ID, line) if kind in ("lost", "needs-reset") else []
                 for other in plain:
                     if kind == "lost" and re.search(r"lost|device handle", other, re.IGNORECASE):
                         lost += re.findall(_BUS_ID, other)

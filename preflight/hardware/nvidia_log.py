@@ -312,6 +312,8 @@ def _gpu(card: Node, index: int, bus_id: str) -> Gpu:
             )
         ),
         recovery_action=card.text("gpu_recovery_action", "gpu_reset_status/gpu_recovery_action"),
+        fabric_state=card.text("fabric/state"),
+        fabric_status=card.text("fabric/status"),
         sensor_errors=_sensor_errors(card),
     )
 

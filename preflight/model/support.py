@@ -186,6 +186,16 @@ def check_support(support: Support, versions: Versions, directory: ModelDirector
     """Whether the transformers version that will be used knows this architecture."""
     version = versions.of("transformers")
     kind = quote(support.model_type or support.architecture or "?", 60)
+    if not directory.config.object.get("model_type") and not directory.auto_map:
+        known = f" Its architecture {quote(support.architecture, 60)} suggests one." if support.architecture else ""
+        return Finding(
+            "no-model-type",
+            Level.FAIL,
+            "config.json has no model_type.",
+            "transformers stops with: Unrecognized model. Should have a `model_type` key in its config.json." + known,
+            ("download config.json again from the model's own repository",),
+            _SOURCE,
+        )
     if support.native and support.first:
         if version and not support.first.startswith("<=") and not at_least(version, support.first):
             return Finding(
@@ -220,16 +230,6 @@ def check_support(support: Support, versions: Versions, directory: ModelDirector
     published = shape is not None and shape.structure == "known"  # its layout is known from the code of its repository
     if support.needs_code or directory.auto_map or published:
         return _custom_code(support, versions, directory, shape)
-    if not directory.config.object.get("model_type"):
-        known = f" Its architecture {quote(support.architecture, 60)} suggests one." if support.architecture else ""
-        return Finding(
-            "no-model-type",
-            Level.FAIL,
-            "config.json has no model_type.",
-            "transformers stops with: Unrecognized model. Should have a `model_type` key in its config.json." + known,
-            ("download config.json again from the model's own repository",),
-            _SOURCE,
-        )
     return Finding(
         "architecture-unknown",
         Level.FAIL,

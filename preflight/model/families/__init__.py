@@ -84,6 +84,10 @@ def _read(raw: Mapping[str, Any]) -> ModelShape:
     return _unknown(Config(language if key else raw), raw, key)
 
 
+# Where each layer has key and value heads of its own (OpenELM, DeciLM, Nemotron-NAS), one number would be wrong.
+_HEADS_PER_LAYER = ("num_key_value_heads_per_layer", "num_kv_heads", "block_configs", "_block_configs")
+
+
 def _unknown(c: Config, raw: Mapping[str, Any], key: str | None) -> ModelShape:
     """A type whose layout is not known here: the numbers it states, and no modules.
 
@@ -97,6 +101,9 @@ def _unknown(c: Config, raw: Mapping[str, Any], key: str | None) -> ModelShape:
             return None
 
     hidden, heads = stated("hidden_size"), stated("heads")
+    kv_heads = stated("kv_heads")
+    if kv_heads is None and not any(c.raw.get(name) for name in _HEADS_PER_LAYER):
+        kv_heads = heads
     return ModelShape(
         model_type=raw.get("model_type") if isinstance(raw.get("model_type"), str) else None,
         architecture=architecture(raw),
@@ -104,7 +111,7 @@ def _unknown(c: Config, raw: Mapping[str, Any], key: str | None) -> ModelShape:
         hidden_size=hidden,
         layers=stated("layers"),
         heads=heads,
-        kv_heads=stated("kv_heads") or heads,
+        kv_heads=kv_heads,
         head_dim=stated("head_dim") or (hidden // heads if hidden and heads else None),
         intermediate_size=stated("intermediate_size"),
         vocab_size=stated("vocab_size"),
