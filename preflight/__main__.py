@@ -41,6 +41,12 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--config", metavar="FILE", help="training plan to judge (training_config.yaml)")
     made.add_argument("--method", choices=("auto", "full", "lora", "qlora"), default=None, help="default: auto")
     made.add_argument("--gpu-vram-gb", type=float, metavar="GIB", help="judge for a card of this size")
+    made.add_argument(
+        "--evidence", choices=("closed", "auto", "rehearsed"), default="auto",
+        help="for the memory: formulas alone, or the training step rehearsed on fake tensors with the packages of the "
+        "interpreter that is judged; auto: rehearsed where torch, transformers and peft are there (default: auto)",
+    )  # fmt: skip
+    made.add_argument("--recommend", action="store_true", help="show what would fit even when the plan fits already")
     made.add_argument("--requirements", metavar="FILE", help="software stack to try (default: the tested set)")
     made.add_argument("--mode", choices=("quick", "full"), default="full", help="how far the software stage goes")
     made.add_argument("--python", metavar="PATH", help="interpreter whose packages are judged")
@@ -71,7 +77,11 @@ def stage_command(stage: str, args: argparse.Namespace, model: str, data: list[s
             flags += ["--model", model]
     if stage == "model_analyzer":
         flags += [model] if args.gpu_vram_gb is not None else ["--here", model]
-        for name in ("config", "method", "gpu_vram_gb"):
+        if args.recommend:
+            flags += ["--recommend"]
+        if args.recipe and args.data:  # what is trained on: how long that takes
+            flags += ["--data", args.data]
+        for name in ("config", "method", "gpu_vram_gb", "evidence"):
             if getattr(args, name) is not None:
                 flags += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     if stage == "task_evaluator":

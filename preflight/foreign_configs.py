@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from preflight.console import UsageError
@@ -68,11 +68,15 @@ _TRAINING_ARGUMENTS_MARKS = ("output_dir", "per_device_train_batch_size", "num_t
 
 @dataclass(frozen=True)
 class ForeignConfig:
-    """What a configuration says: `settings` in the names of Plan; `notes` in words, on what could not be taken over."""
+    """What a configuration says: `settings` in the names of Plan; `notes` in words, on what could not be taken over.
+
+    `raw`: its keys and values as they are, sections opened.
+    """
 
     format: str
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
+    raw: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_settings(document: Mapping[str, Any], where: str) -> ForeignConfig:
@@ -81,6 +85,10 @@ def read_settings(document: Mapping[str, Any], where: str) -> ForeignConfig:
     Raises UsageError, naming the nearest right key, for keys that nobody knows and for values of the wrong kind.
     """
     flat = _flat(document)
+    return replace(_read(flat, where), raw=flat)
+
+
+def _read(flat: dict[str, Any], where: str) -> ForeignConfig:
     if _count(flat, _AXOLOTL_MARKS) >= 2 or ("base_model" in flat and "adapter" in flat):
         return _axolotl(flat)
     if _count(flat, _LLAMAFACTORY_MARKS) >= 2:
@@ -169,6 +177,26 @@ def _parallel(flat: Mapping[str, Any], settings: dict[str, Any], notes: list[str
             notes.append("deepspeed: the ZeRO stage could not be told from the name of its file; add `parallel: zero3`")
     if "parallel" in settings:
         notes.append("the number of GPUs is not in such a file; add `--gpus N`")
+
+
+# Keys of Axolotl and LLaMA-Factory that change what a step takes and that a Plan has no word for.
+_CHANGES_MEMORY = (
+    "activation_offloading", "context_parallel_size", "sequence_parallel_degree", "tensor_parallel_size", "use_galore",
+    "use_apollo", "use_badam", "use_muon", "use_unsloth", "unsloth_lora_mlp", "unsloth_lora_qkv", "shift_attn",
+    "mixture_of_depths", "relora", "reft_r", "pissa_init", "use_ref_model", "ref_model", "rl", "fp8", "torch_compile",
+    "freeze_trainable_layers", "unfrozen_parameters", "lisa_n_layers", "expert_parallel_size", "use_rslora_plus",
+)  # fmt: skip
+
+
+def _left_over(flat: Mapping[str, Any], taken: Mapping[str, str], notes: list[str]) -> None:
+    """Notes on keys that change the memory of a step and were not taken over, and on near misses of those that are."""
+    for key, value in flat.items():
+        if key in _CHANGES_MEMORY and value not in (None, False, 0, 1, ""):
+            notes.append(f"{key} is not taken over, although it can change the memory of a step")
+        elif key not in taken:
+            near = difflib.get_close_matches(key, taken, n=1, cutoff=0.87)
+            if near and near[0] not in flat:
+                notes.append(f"{key} is no key that is known here and was not taken over; did you mean {near[0]}?")
 
 
 def _dtype(value: Any) -> str | None:
@@ -311,6 +339,7 @@ def _axolotl(flat: Mapping[str, Any]) -> ForeignConfig:
         settings["loss"] = "fused_linear_ce"
     _known_optimizer(settings, notes)
     _parallel(flat, settings, notes)
+    _left_over(flat, _AXOLOTL_KEYS, notes)
     return ForeignConfig("Axolotl", settings, tuple(notes))
 
 
@@ -344,4 +373,5 @@ def _llamafactory(flat: Mapping[str, Any], where: str) -> ForeignConfig:
         )
     _known_optimizer(settings, notes)
     _parallel(flat, settings, notes)
+    _left_over(flat, _LLAMAFACTORY_KEYS, notes)
     return ForeignConfig("LLaMA-Factory", settings, tuple(notes))

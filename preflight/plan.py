@@ -6,9 +6,12 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preflight.console import UsageError
+
+if TYPE_CHECKING:
+    from preflight.foreign_configs import ForeignConfig
 
 METHODS = ("full", "lora", "qlora", "lora_gptq", "lora_awq", "lora_int8", "ia3", "prefix_tuning", "freeze")
 OPTIMIZERS = (
@@ -167,6 +170,8 @@ _WHOLE = {
 }
 _YES_NO = {field.name for field in fields(Plan) if field.type == "bool"}
 _NUMBERS = ("lora_alpha", "lora_dropout", "grad_clip")
+# Samples of one update on all GPUs: it sets the accumulation steps.
+_GLOBAL = ("global_batch", "global_batch_size", "effective_batch_size")
 # Keys that training scripts use for the same thing.
 _KEYS = {
     "max_seq_length": "sequence_tokens",
@@ -202,7 +207,7 @@ _KEYS = {
 
 def settings_names() -> tuple[str, ...]:
     """Every key that describes a Plan: its own names and those that training scripts use for the same thing."""
-    return (*(field.name for field in fields(Plan)), *_KEYS, "bf16", "fp16", "load_in_4bit", "load_in_8bit")
+    return (*(field.name for field in fields(Plan)), *_KEYS, *_GLOBAL, "bf16", "fp16", "load_in_4bit", "load_in_8bit")
 
 
 def same_optimizer(name: str) -> str | None:
@@ -230,7 +235,22 @@ def plan_from(settings: Mapping[str, Any], where: str = "plan", base: Plan | Non
         wanted["method"] = "qlora"
     if settings.get("load_in_8bit") is True and wanted.get("method", "lora") == "lora":
         wanted["method"] = "lora_int8"
-    return replace(base or Plan(), **wanted)
+    made = replace(base or Plan(), **wanted)
+    for key in _GLOBAL:
+        if settings.get(key) is not None:
+            return _with_global_batch(made, settings[key], f"{where}: {key}")
+    return made
+
+
+def _with_global_batch(plan: Plan, value: Any, where: str) -> Plan:
+    """The plan whose updates have so many samples. Raises UsageError when micro batches do not add up to them."""
+    once = plan.micro_batch * plan.gpus
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
+        raise UsageError(f"{where}: {value!r} is not allowed; a whole number of at least 1")
+    if value % once:
+        allowed = f"a multiple of {once}, the micro batch of {plan.micro_batch} on {plan.gpus} GPU(s)"
+        raise UsageError(f"{where}: {value} is not allowed; {allowed}")
+    return replace(plan, gradient_accumulation=value // once)
 
 
 def _checked(where: str, key: str, name: str, value: Any) -> Any:
@@ -267,10 +287,24 @@ def _checked(where: str, key: str, name: str, value: Any) -> Any:
     return value
 
 
+def plan_of(settings: Mapping[str, Any]) -> Plan:
+    """The Plan that `Plan.as_json` wrote."""
+    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    return Plan(**made)
+
+
 def read_plan(path: str | Path, base: Plan | None = None) -> Plan:
     """The Plan in a YAML or JSON file: our own keys, trl's, TrainingArguments, Axolotl's or LLaMA-Factory's.
 
     Raises UsageError when the file cannot be read, is no mapping, or holds a key or value that is not allowed.
+    """
+    return plan_from(read_configuration(path).settings, str(path), base)
+
+
+def read_configuration(path: str | Path) -> ForeignConfig:
+    """What such a file says: its format, its settings in the names of Plan, and notes on what was not taken over.
+
+    Raises UsageError as `read_plan` does.
     """
     try:
         import yaml
@@ -289,7 +323,7 @@ def read_plan(path: str | Path, base: Plan | None = None) -> Plan:
         raise UsageError(f"{path}: holds {type(document).__name__}, not a mapping of settings")
     from preflight.foreign_configs import read_settings
 
-    return plan_from(read_settings(document, str(path)).settings, str(path), base)
+    return read_settings(document, str(path))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -300,6 +334,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seq-len", type=int, dest="sequence_tokens", metavar="N", help="tokens per sequence")
     group.add_argument("--micro-batch", type=int, dest="micro_batch", metavar="N", help="samples per step and GPU")
     group.add_argument("--grad-accum", type=int, dest="gradient_accumulation", metavar="N")
+    group.add_argument(
+        "--global-batch", type=int, metavar="N", help="samples per update on all GPUs: sets the accumulation steps"
+    )
     group.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, dest="gradient_checkpointing")
     group.add_argument("--lora-rank", type=int, dest="lora_rank", metavar="R")
     group.add_argument("--target-modules", dest="target_modules", metavar="A,B", help="default: all linear layers")
@@ -325,6 +362,10 @@ def plan_from_flags(args: argparse.Namespace) -> tuple[Plan, bool]:
     settings = {key: given[key] for key in given if key in {field.name for field in fields(Plan)}}
     if method not in (None, "auto"):
         settings["method"] = method
+    if given.get("global_batch") is not None:
+        if "gradient_accumulation" in settings:
+            raise UsageError("--global-batch: sets the accumulation steps, so --grad-accum cannot stand beside it")
+        settings["global_batch"] = given["global_batch"]
     plan = plan_from(settings, "flags", base)
     if autocast is not None:
         plan = replace(plan, autocast=None if autocast == "none" else autocast)

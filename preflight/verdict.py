@@ -69,17 +69,23 @@ def judge(record: Mapping[str, Any]) -> dict[str, Any]:
         "answer": answer,
         "sentence": sentence,
         "facts": facts,
-        "stages": [_stage_line(stage, sections.get(stage)) for stage in QUESTIONS],
+        "stages": [_stage_line(stage, sections.get(stage), record.get("job") or {}) for stage in QUESTIONS],
         "next_command": command,
         "next_why": why,
         "notes": _notes(record),
     }
 
 
-def _stage_line(stage: str, section: Mapping[str, Any] | None) -> dict[str, str]:
+def _stage_line(stage: str, section: Mapping[str, Any] | None, job: Mapping[str, Any]) -> dict[str, str]:
     """One row of the summary's table: the stage's question, its level, and what answers it."""
     if section is None:
-        return {"stage": stage, "question": QUESTIONS[stage], "level": "not run", "what": ""}
+        model = job.get("model") or "MODEL"
+        more = {
+            "model_analyzer": f" {model}",
+            "task_evaluator": f" --model {model} --data {job.get('data') or 'YOUR_EVAL.jsonl'}",
+        }.get(stage, "")
+        told = f"Not run: `{SCRIPTS[stage]}{more}` answers it."
+        return {"stage": stage, "question": QUESTIONS[stage], "level": "not run", "what": told}
     findings = section["findings"]
     worst = next((f for f in findings if f["level"] == section["level"]), None)
     answers = [f for f in findings if f["code"].startswith(ANSWERED_BY[stage])]

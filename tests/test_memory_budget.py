@@ -1,15 +1,21 @@
 """yes, marginal or no, and what would fit."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import model_analyzer
+from preflight.console import run_main
 from preflight.findings import Level
+from preflight.machine import Machine
 from preflight.memory.budget import Budget, judge, named_card, verdict
 from preflight.memory.closed_form import estimate
 from preflight.memory.report import memory
+from preflight.memory.schedule import read_lengths, schedule
+from preflight.memory.speed import card_named, seconds, work
 from preflight.memory.would_fit import would_fit
 from preflight.model_shape import read_shape
 from preflight.plan import Plan
@@ -75,3 +81,121 @@ def test_several_gpus_divide_what_one_cannot_hold():
     assert four < one / 3
     ddp = estimate(LLAMA, replace(plan, gpus=4, parallel="ddp")).allocated_bytes
     assert ddp > one
+
+
+# --- what would fit ------------------------------------------------------------------------------------------------
+
+
+def asked_again(capsys, *arguments: str) -> dict:
+    """What the model stage says of these flags."""
+    run_main(model_analyzer.main, [*arguments, "--json", "--no-report"])
+    return json.loads(capsys.readouterr().out)["observed"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "flags"),
+    [
+        ("Qwen__Qwen2.5-7B", 16, ("--method", "qlora")),
+        ("Qwen__Qwen2.5-7B", 24, ("--method", "full")),
+        ("Qwen__Qwen2.5-7B", 16, ("--method", "lora", "--micro-batch", "4", "--seq-len", "4096")),
+        ("meta-llama__Llama-3.2-1B", 12, ("--method", "full", "--micro-batch", "8")),
+        (
+            "meta-llama__Llama-3.1-70B",
+            80,
+            (
+                "--method",
+                "lora",
+            ),
+        ),
+        ("Qwen__Qwen3-30B-A3B", 80, ("--method", "full", "--no-gradient-checkpointing")),
+        ("bigscience__T0_3B", 12, ("--method", "full", "--attention", "eager")),
+        ("openai-community__gpt2", 4, ("--method", "full", "--optimizer", "adamw_torch")),
+    ],
+)
+def test_every_recommended_plan_fits_when_it_is_asked_again_with_the_printed_flags(capsys, model, gib, flags):
+    given = (str(ROOT / "tests/configs" / model), "--gpu-vram-gb", str(gib), *flags)
+    found = asked_again(capsys, *given, "--recommend")["would_fit"]
+    assert found["best"]
+    for best in found["best"]:
+        again = asked_again(capsys, *given, *best["flags"].split())
+        assert again["verdict"] == "yes", best
+        assert again["estimate"]["allocated_bytes"] == best["allocated_bytes"]
+        asked = asked_again(capsys, *given)["plan"]
+        batch = asked["micro_batch"] * asked["gradient_accumulation"]
+        assert best["plan"]["micro_batch"] * best["plan"]["gradient_accumulation"] >= batch
+    weights = [len(best["gives_up"]) for best in found["best"]]
+    assert weights == sorted(weights)  # what keeps the quality comes first
+    for one in found["single"]:
+        assert asked_again(capsys, *given, *one["flags"].split())["estimate"]["allocated_bytes"] == pytest.approx(
+            one["allocated_bytes"], rel=1e-9
+        )
+    several = found["gpus"]
+    if several and several["count"] > 1:
+        assert asked_again(capsys, *given, *several["flags"].split())["verdict"] == "yes"
+
+
+def test_seven_billion_by_qlora_find_their_way_on_16_gib():
+    shape = read_shape(json.loads((ROOT / "tests/configs/Qwen__Qwen2.5-7B/config.json").read_text()))
+    found = would_fit(shape, Plan(method="qlora"), named_card(16.0), card_named("NVIDIA GeForce RTX 4080"))
+    best = found["best"][0]
+    assert best["gives_up"] == [] and best["plan"]["method"] == "qlora" and best["plan"]["sequence_tokens"] == 2048
+    low, high = best["seconds_per_update"]
+    assert 0 < low < high
+    assert found["gpus_needed"] == 2
+    assert found["cards"] and all(card_named(name).memory_gib > 16 for name in found["cards"])
+
+
+def test_sequences_are_cut_only_where_nothing_else_helps_and_never_below_what_the_data_need():
+    small = would_fit(LLAMA, Plan(method="qlora", sequence_tokens=8192), named_card(12.0))
+    assert all("cut" not in word for best in small["best"] for word in best["gives_up"]) or all(
+        any("cut" in word for word in best["gives_up"]) for best in small["best"]
+    )
+    known = would_fit(LLAMA, Plan(method="qlora", sequence_tokens=8192), named_card(12.0), None, 700)
+    assert known["best"][0]["plan"]["sequence_tokens"] in (704, 8192)
+    assert all("cut" not in word for best in known["best"] for word in best["gives_up"])
+
+
+def test_the_search_takes_less_than_a_second_also_for_a_large_mixture_of_experts():
+    shape = read_shape(json.loads((ROOT / "tests/configs/deepseek-ai__DeepSeek-V3/config.json").read_text()))
+    began = time.monotonic()
+    would_fit(shape, Plan(method="full", micro_batch=8), named_card(80.0))
+    assert time.monotonic() - began < 5.0  # about 0.3 s when the machine is idle
+
+
+def test_the_work_of_a_step_is_counted_by_hand():
+    """Llama-3.1-8B: 32 x 218,103,808 weights in matrices and a head of 525,336,576; attention: 32 layers x 32 heads x
+    128, half of the square. Full, no checkpointing: 6 operations per token and weight, 3 passes over attention."""
+    made = work(LLAMA, Plan(method="full", sequence_tokens=2048, gradient_checkpointing=False, autocast=None))
+    matrices = 6 * 2048 * (32 * 218_103_808 + 525_336_576)
+    attention = 3 * 2 * 2048 * 2048 * 32 * 128 * 32
+    assert made.flops == pytest.approx(matrices + attention, rel=1e-6)
+    with_it = work(LLAMA, Plan(method="full", sequence_tokens=2048, autocast=None))
+    again = 2 * 2048 * 32 * 218_103_808 + 2 * 2048 * 2048 * 32 * 128 * 32
+    assert with_it.flops - made.flops == pytest.approx(again, rel=1e-6)
+
+
+def test_how_long_it_takes_is_told_only_where_it_can_be():
+    plan = Plan(method="lora")
+    made = work(LLAMA, plan)
+    assert seconds(made, plan, None) is None
+    assert seconds(made, plan, card_named("Tesla T4")) is None  # bfloat16 on a card without it
+    assert card_named("some unknown card") is None
+    slow, fast = seconds(made, plan, card_named("NVIDIA L4")), seconds(made, plan, card_named("NVIDIA H100 80GB HBM3"))
+    assert slow[0] > fast[0] and slow[1] > fast[1] and fast[0] < fast[1]
+    # 8.03e9 weights x 2048 tokens x about 6 operations = 99 TFLOP; an H100 at 20 to 60 % of 989 TFLOP/s: 0.17 to 0.5 s
+    assert fast[0] == pytest.approx(0.17, rel=0.15) and 0.45 < fast[1] < 0.65
+
+
+def test_updates_and_hours_follow_from_the_data(tmp_path):
+    lines = [{"messages": [{"role": "user", "content": "u" * 384}, {"role": "assistant", "content": "a" * 384}]}] * 100
+    data = tmp_path / "d.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_lengths(Machine(), None, "none", str(data))
+    assert (found.samples, found.longest, found.counted_by) == (100, 200, "bytes")  # (384 + 16) x 2 bytes / 4
+    plan = Plan(method="lora", micro_batch=2, gradient_accumulation=4, sequence_tokens=400)
+    made = schedule(LLAMA, plan, found, 2.0, card_named("NVIDIA A100-SXM4-80GB"))
+    assert (made["updates"], made["tokens_per_epoch"], made["cut_samples"]) == (26, 20_000, 0)  # 13 an epoch
+    once = seconds(work(LLAMA, plan), plan, card_named("A100"))
+    assert made["hours"][0] == pytest.approx(once[0] * 26 * 0.5 / 3600, abs=0.001)
+    packed = schedule(LLAMA, replace(plan, packing=True), found, 1.0, None)
+    assert (packed["updates"], packed["hours"]) == (7, None)  # 50 sequences of 400 in batches of 8

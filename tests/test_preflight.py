@@ -84,7 +84,7 @@ def test_flags_reach_their_stage(tmp_path: Path) -> None:
         ["m", "--gpu-vram-gb", "16", "--method", "qlora", "--mode", "quick", "--requirements", "r.txt", "--schema", "s"]
     )
     analyzer = main_job.stage_command("model_analyzer", args, "m", ["d.jsonl"])
-    assert analyzer[-5:] == ["m", "--method", "qlora", "--gpu-vram-gb", "16.0"]
+    assert analyzer[-7:] == ["m", "--method", "qlora", "--gpu-vram-gb", "16.0", "--evidence", "auto"]
     sandbox = main_job.stage_command("env_sandbox", args, "m", [])
     assert sandbox[-4:] == ["--mode", "quick", "--requirements", "r.txt"]
     task = main_job.stage_command("task_evaluator", args, "m", ["d.jsonl", "e.jsonl"])

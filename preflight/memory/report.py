@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from preflight.findings import Finding, Level, say
-from preflight.machine import Machine
+from preflight.findings import Finding, Level
 from preflight.memory.budget import Budget, judge, verdict
 from preflight.memory.closed_form import MemoryEstimate, NoEstimate, estimate
+from preflight.memory.speed import Card
 from preflight.memory.would_fit import fixes, would_fit
 from preflight.model_shape import ModelShape
 from preflight.plan import Plan
 
-if TYPE_CHECKING:
-    from preflight.memory.rehearsal import Job
-
-_STRONGEST_FIRST = ("full", "lora", "qlora")
+STRONGEST_FIRST = ("full", "lora", "qlora")
 
 
 def memory(
-    shape: ModelShape, plan: Plan, budget: Budget, choose_method: bool = False, recommend: bool = False
+    shape: ModelShape,
+    plan: Plan,
+    budget: Budget,
+    choose_method: bool = False,
+    recommend: bool = False,
+    card: Card | None = None,
+    longest: int | None = None,
 ) -> tuple[dict[str, Any], list[Finding]]:
     """(observed, findings) of the memory question, from formulas alone: no torch, well under 0.2 s.
 
     observed: `plan`, `estimate` (components, interval, moments; see MemoryEstimate.as_json), `budget`, `verdict`
     ("yes", "marginal", "no" or None), `by_method` (full, lora, qlora: bytes and verdict each).
-    `would_fit` (see would_fit.py) is there when the verdict is marginal or no, or with `recommend`.
+    `would_fit` (see would_fit.py) is there when the verdict is marginal or no, or with `recommend`; `card` (published
+    figures) and `longest` (tokens of the longest conversation) make it say more.
     With `choose_method` the strongest method that fits is taken; when none does, QLoRA is judged.
     """
     try:
-        by_method = {name: _with_method(shape, plan, name) for name in _STRONGEST_FIRST}
+        by_method = {name: _with_method(shape, plan, name) for name in STRONGEST_FIRST}
         if choose_method:
             plan = _choose(by_method, budget)
         made = estimate(shape, plan)
@@ -60,13 +63,25 @@ def memory(
             for name, (_, item) in by_method.items()
         },
     }
-    answer = observed["verdict"]
-    remedies: tuple[str, ...] = ()
-    if budget.free_bytes is not None and (recommend or answer in ("marginal", "no")):
-        found = would_fit(shape, plan, budget)
-        observed["would_fit"] = found
-        remedies = fixes(found, made.high_bytes + made.context_bytes)
-    return observed, [judge(made, budget, describe(plan), remedies)]
+    told: tuple[str, ...] = ()
+    if budget.free_bytes is not None and (recommend or observed["verdict"] in ("marginal", "no")):
+        told = remedies(shape, plan, budget, observed, card, longest)
+    return observed, [judge(made, budget, describe(plan), told)]
+
+
+def remedies(
+    shape: ModelShape,
+    plan: Plan,
+    budget: Budget,
+    observed: dict[str, Any],
+    card: Card | None = None,
+    longest: int | None = None,
+) -> tuple[str, ...]:
+    """What would fit, best first, as remedies; the whole search is put into `observed`. Raises NoEstimate."""
+    found = would_fit(shape, plan, budget, card, longest)
+    observed["would_fit"] = found
+    made = estimate(shape, plan)
+    return fixes(found, made.high_bytes + made.context_bytes)
 
 
 def describe(plan: Plan) -> str:
@@ -83,50 +98,8 @@ def _with_method(shape: ModelShape, plan: Plan, method: str) -> tuple[Plan, Memo
 
 def _choose(by_method: dict[str, tuple[Plan, MemoryEstimate]], budget: Budget) -> Plan:
     for wanted in ("yes", "marginal"):
-        for name in _STRONGEST_FIRST:
+        for name in STRONGEST_FIRST:
             plan, made = by_method[name]
             if verdict(made, budget) == wanted:
                 return plan
     return by_method["qlora"][0]
-
-
-def measured(machine: Machine, python: str, job: Job, observed: Mapping[str, Any]) -> tuple[dict[str, Any], Finding]:
-    """The step for real: on the first CUDA device, else with real tensors on the CPU (for small models).
-
-    Returns what was measured, beside the other kinds of evidence in bytes (`compared`), and a finding.
-    """
-    from preflight.memory.rehearsal import measure_on_cpu, measure_on_gpu
-
-    say("measuring the training step with random weights (up to 300 s)")
-    made = measure_on_gpu(machine, python, job)
-    if made.estimate is None and made.step == "no gpu":
-        made = measure_on_cpu(machine, python, [job])[0]
-    if made.estimate is None:
-        return {"trouble": made.trouble, "estimate": None}, Finding(
-            "memory-not-measured",
-            Level.UNKNOWN,
-            f"The training step could not be measured: {made.trouble}",
-            why=f"It ended after the step `{made.step or 'start'}`; formulas and rehearsal are what is left.",
-            fix=("name an interpreter with torch, transformers and peft: `--python PATH`",),
-            source="preflight/children/measure.py",
-        )
-    compared = {made.estimate.evidence: made.estimate.allocated_bytes}
-    for name, place in (("closed form", observed), ("rehearsed", observed.get("rehearsal") or {})):
-        if place.get("estimate"):
-            compared[name] = place["estimate"]["allocated_bytes"]
-    figures = ", ".join(f"{name} {size / 2**30:.3f} GiB" for name, size in compared.items())
-    if made.estimate.notes:
-        return {"trouble": None, "estimate": made.estimate.as_json(), "compared": compared}, Finding(
-            "memory-ran-out",
-            Level.FAIL,
-            f"{describe(job.plan)}: {made.estimate.notes[0]}",
-            why=f"Peaks of tensors up to there: {figures}.",
-            fix=("run again with `--recommend` for what would fit",),
-            source="preflight/children/measure.py",
-        )
-    return {"trouble": None, "estimate": made.estimate.as_json(), "compared": compared}, Finding(
-        "memory-measured",
-        Level.OK,
-        f"{describe(job.plan)}: peak of tensors {figures}.",
-        source="preflight/children/measure.py",
-    )

@@ -1,4 +1,4 @@
-"""What would fit, what does each change buy, and what does it cost? A search over plans with the closed form."""
+"""What would fit, what does each change buy, and what does it cost? By the closed form; the search is in search.py."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from preflight.memory.budget import Budget, verdict
-from preflight.memory.closed_form import MemoryEstimate, NoEstimate, estimate
+from preflight.memory.budget import Budget, named_card, verdict
+from preflight.memory.search import Search, flags_of, largest
+from preflight.memory.speed import Card, cards, pace, seconds, work
 from preflight.model_shape import ModelShape
 from preflight.plan import Plan
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a plan: what it is called, what it does, and what it costs.
-
-    `compute` is the factor on the arithmetic of a step (forward 1, backward 2, a second forward 1).
-    """
+    """One change of a plan: what it is called, what it does, and what it costs."""
 
     name: str
     apply: Callable[[Plan], Plan]
     cost: str
-    compute: float = 1.0
     flag: str = ""
 
 
@@ -47,7 +44,6 @@ def changes(plan: Plan) -> Iterator[Change]:
             "gradient checkpointing",
             lambda p: replace(p, gradient_checkpointing=True),
             "a second forward pass: about a third more time per step",
-            4 / 3,
             "--gradient-checkpointing",
         )
     if plan.micro_batch > 1:
@@ -69,7 +65,6 @@ def changes(plan: Plan) -> Iterator[Change]:
             "LoRA r=64 on all linear layers",
             lambda p: replace(p, method="lora", lora_rank=64, target_modules=()),
             "fewer trained parameters; close to full fine-tuning for small data sets",
-            2 / 3,
             "--method lora --lora-rank 64",
         )
     if plan.adapters and plan.lora_rank > 8:
@@ -81,32 +76,47 @@ def changes(plan: Plan) -> Iterator[Change]:
         )
     if plan.method in ("full", "lora"):
         yield Change(
-            "QLoRA (4-bit base, r=16)",
+            f"QLoRA (4-bit base, r={min(plan.lora_rank, 16)})",
             lambda p: replace(p, method="qlora", lora_rank=min(p.lora_rank, 16), kbit_preparation=True),
             "weights dequantised at every use: slower steps; a small loss of quality",
-            1.0,
-            "--method qlora --lora-rank 16",
+            f"--method qlora --lora-rank {min(plan.lora_rank, 16)}",
+        )
+    if plan.method == "full" and plan.gpus == 1 and not plan.offload:
+        yield Change(
+            "optimizer states in host memory (DeepSpeed ZeRO-2 with offload)",
+            lambda p: replace(p, parallel="zero2", offload=True),
+            "the update runs on the CPU and crosses the bus: much slower with few accumulation steps; needs host RAM",
+            "--parallel zero2 --offload",
         )
     if plan.sequence_tokens > 512:
         yield Change(
             f"sequences of {plan.sequence_tokens // 2} tokens",
             lambda p: replace(p, sequence_tokens=p.sequence_tokens // 2),
             "longer samples are cut off",
-            0.5,
             f"--seq-len {plan.sequence_tokens // 2}",
         )
 
 
-def would_fit(shape: ModelShape, plan: Plan, budget: Budget) -> dict[str, Any]:
-    """Plain JSON data: `single` changes with what each buys, `combination` that fits, `longest_sequence_tokens`,
-    `largest_micro_batch` for this plan (None when nothing fits), and `gpus_needed` under FSDP.
+def would_fit(
+    shape: ModelShape, plan: Plan, budget: Budget, card: Card | None = None, longest: int | None = None
+) -> dict[str, Any]:
+    """Plain JSON data: what fits on this card, and which other cards hold the plan.
 
+    `best`: the few plans that fit and that no other beats in quality and speed (search.py); `single`: one change at a
+    time, what each buys and costs; `combination`: the changes of the best, None when nothing fits;
+    `longest_sequence_tokens` and `largest_micro_batch` of this plan; `gpus_needed`, `gpus`: how many such cards when
+    FSDP divides it, and with which changes; `cards`: published cards that hold the plan as it is, smallest first.
+    `longest`: tokens of the longest conversation, when it is known.
     Raises NoEstimate as the closed form does.
     """
-    base = estimate(shape, plan)
+    search = Search(shape, plan, budget, card, longest)
+    base = search.made(plan)
+    before = pace(shape, plan, card)
     single = []
     for change in changes(plan):
-        made = estimate(shape, change.apply(plan))
+        changed = change.apply(plan)
+        made = search.made(changed)
+        taken = seconds(work(shape, changed), changed, card)
         single.append(
             {
                 "change": change.name,
@@ -115,119 +125,80 @@ def would_fit(shape: ModelShape, plan: Plan, budget: Budget) -> dict[str, Any]:
                 "saves_bytes": base.allocated_bytes - made.allocated_bytes,
                 "verdict": verdict(made, budget),
                 "cost": change.cost,
-                "compute_factor": round(change.compute, 2),
+                "time_factor": round(pace(shape, changed, card) / before, 2),
+                "seconds_per_update": None if taken is None else [round(each, 3) for each in taken],
             }
         )
+    best = [search.as_json(found) for found in search.run()]
     return {
+        "best": best,
         "single": single,
-        "combination": combination(shape, plan, budget),
-        "longest_sequence_tokens": longest_sequence(shape, plan, budget),
-        "largest_micro_batch": largest_micro_batch(shape, plan, budget),
-        "gpus_needed": gpus_needed(shape, plan, budget),
+        "combination": best[0] if best else None,
+        "longest_sequence_tokens": longest_sequence(search),
+        "largest_micro_batch": largest_micro_batch(search),
+        "gpus_needed": (several := gpus_needed(search)) and several["count"],
+        "gpus": several,
+        "cards": [one.name for one in cards() if _holds(search, one)],
+        "speed": {"card": card.name, "bandwidth": card.bandwidth, "tensor_16bit": card.tensor_16bit} if card else None,
     }
 
 
-def combination(shape: ModelShape, plan: Plan, budget: Budget) -> dict[str, Any] | None:
-    """The fewest changes, least costly first, after which the plan fits; None when even all of them do not do."""
-    applied: list[Change] = []
-    current = plan
-    before = estimate(shape, plan)
-    while True:
-        made = estimate(shape, current)
-        if verdict(made, budget) == "yes":
-            needed = _needed(shape, plan, applied, budget)
-            final = plan
-            for change in needed:
-                final = change.apply(final)
-            last = estimate(shape, final)
-            return {
-                "changes": [change.name for change in needed],
-                "flags": " ".join(change.flag for change in needed if change.flag),
-                "plan": final.as_json(),
-                "allocated_bytes": last.allocated_bytes,
-                "reserved_bytes": last.reserved_bytes,
-                "saves_bytes": before.allocated_bytes - last.allocated_bytes,
-            }
-        done = {change.name for change in applied}
-        open_changes = [change for change in changes(current) if change.name not in done]
-        if not open_changes:
-            return None
-        applied.append(open_changes[0])
-        current = open_changes[0].apply(current)
+def _holds(search: Search, card: Card) -> bool:
+    made = search.made(search.plan)  # it does not depend on the card, but for what its generation can do
+    return verdict(made, named_card(card.memory_gib)) == "yes"
 
 
-def _needed(shape: ModelShape, plan: Plan, applied: list[Change], budget: Budget) -> list[Change]:
-    """The applied changes without those that are not needed: the costly ones are dropped first where they can be."""
-    kept = list(applied)
-    for change in applied:
-        fewer = [other for other in kept if other is not change]
-        current = plan
-        for other in fewer:
-            current = other.apply(current)
-        if verdict(estimate(shape, current), budget) == "yes":
-            kept = fewer
-    return kept
-
-
-def longest_sequence(shape: ModelShape, plan: Plan, budget: Budget) -> int | None:
+def longest_sequence(search: Search) -> int | None:
     """The longest sequence in steps of 128 tokens that still fits with certainty; None when 128 do not."""
-    top = min(shape.max_position or 131072, 1 << 20)
-    return _largest(lambda n: replace(plan, sequence_tokens=n * 128), shape, budget, max(1, top // 128), 128)
+    top = max(1, min(search.shape.max_position or 131072, 1 << 20) // 128)
+    found = largest(lambda n: search.fits(replace(search.plan, sequence_tokens=n * 128)), top)
+    return found and found * 128
 
 
-def largest_micro_batch(shape: ModelShape, plan: Plan, budget: Budget) -> int | None:
+def largest_micro_batch(search: Search) -> int | None:
     """The largest micro batch that still fits with certainty; None when 1 does not."""
-    return _largest(lambda n: replace(plan, micro_batch=n), shape, budget, 256, 1)
+    return largest(lambda n: search.fits(replace(search.plan, micro_batch=n)), 256)
 
 
-def _largest(make: Callable[[int], Plan], shape: ModelShape, budget: Budget, top: int, unit: int) -> int | None:
-    def fits(number: int) -> bool:
-        return verdict(estimate(shape, make(number)), budget) == "yes"
+def gpus_needed(search: Search) -> dict[str, Any] | None:
+    """How many such cards hold the training when FSDP divides it, with the fewest changes that this needs.
 
-    if not fits(1):
-        return None
-    low = 1
-    while low < top and fits(min(top, low * 2)):
-        low = min(top, low * 2)
-    high = min(top, low * 2)
-    while high - low > max(1, low // 16):
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low * unit
-
-
-def gpus_needed(shape: ModelShape, plan: Plan, budget: Budget) -> int | None:
-    """How many such cards the plan takes when FSDP divides it; None when 64 are not enough."""
-    for count in (1, 2, 4, 8, 16, 32, 64):
-        divided = replace(plan, gpus=count, parallel="none" if count == 1 else "fsdp_full")
-        if verdict(estimate(shape, divided), budget) == "yes":
-            return count
+    Dividing leaves each card its own activations and logits: where these alone are too large, what shrinks them is
+    changed as well. None when 256 are not enough even then.
+    """
+    plan = search.plan
+    smaller = search.smallest(search.resources(plan))[:1]
+    ways = [plan, *(replace(way, parallel=plan.parallel, offload=plan.offload) for way in smaller)]
+    for way in ways:
+        for count in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            divided = replace(way, gpus=count, parallel="none" if count == 1 else "fsdp_full", offload=False)
+            if search.fits(divided):
+                if count == 1 and way is not plan:
+                    continue  # that is what the search for one card says
+                return {"count": count, "flags": flags_of(divided, plan), "changes": way is not plan}
     return None
 
 
 def fixes(found: dict[str, Any], needs_bytes: int) -> tuple[str, ...]:
     """The search's result as remedies, best first. `needs_bytes`: what a single card would have to offer."""
     made = []
-    best = found["combination"]
-    if best is not None and best["changes"]:
+    for best in found["best"][:1]:
+        if not best["changes"]:
+            break
+        given_up = "; ".join(best["gives_up"]) or "nothing in quality"
         made.append(
             f"change: {', '.join(best['changes'])} (`{best['flags']}`): {_gib(best['allocated_bytes'])} of tensors, "
-            f"{_gib(best['saves_bytes'])} less"
+            f"{_gib(best['saves_bytes'])} less; it gives up: {given_up}"
         )
     if found["longest_sequence_tokens"]:
         made.append(f"keep the plan with sequences of at most {found['longest_sequence_tokens']} tokens")
-    count = found["gpus_needed"]
-    if count and count > 1:
-        made.append(f"divide it over {count} such GPUs (`--gpus {count} --parallel fsdp_full`)")
-    made.append(f"use a card with at least {_gib(needs_bytes)} of free memory for the plan as it is")
+    several = found["gpus"]
+    if several and several["count"] > 1:
+        made.append(f"divide it over {several['count']} such GPUs (`{several['flags']}`)")
+    which = f" ({found['cards'][0]})" if found["cards"] else ""
+    made.append(f"use a card with at least {_gib(needs_bytes)} of free memory for the plan as it is{which}")
     return tuple(made[:3])
 
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"
-
-
-__all__ = ["Change", "MemoryEstimate", "NoEstimate", "changes", "fixes", "would_fit"]

@@ -6,11 +6,11 @@ import argparse
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preflight import plan as plans
 from preflight.console import UsageError
-from preflight.findings import Finding, Level, crashed, quote, say
+from preflight.findings import Finding, Level, crashed, quote
 from preflight.machine import Interpreter, Machine
 from preflight.memory.budget import Budget, named_card
 from preflight.model.adapter_choice import (
@@ -44,6 +44,9 @@ from preflight.model.support import (
 )
 from preflight.model_shape import ConfigTrouble, ModelShape, read_shape
 from preflight.plan import Plan
+
+if TYPE_CHECKING:
+    from preflight.memory.schedule import Lengths
 
 # English text and code: 3.5 to 4.5 bytes a token with the tokenizers of current models.
 BYTES_PER_TOKEN = 4
@@ -167,21 +170,20 @@ def look(
         has = tree.attention
         where = f"transformers {tree.versions.get('transformers', '?')}"
         supported = Supported(has.get("sdpa"), has.get("flash"), has.get("flex"), where)
+    lengths = read_data(machine, args, python, directory)
     memory, findings = (
-        read_memory(shape, plan, choose, card, quantised, args.recommend) if shape is not None else ({}, [])
+        read_memory(shape, plan, choose, card, quantised, args.recommend, lengths) if shape is not None else ({}, [])
     )
-    if args.rehearse and memory:
-        chosen = replace(plan, method=memory["plan"]["method"])
-        memory["rehearsal"], findings = rehearsed(machine, python.path, directory, chosen, card, args, findings)
-    if args.measure and memory:
-        from preflight.memory.rehearsal import Job
-        from preflight.memory.report import measured
-
-        job = Job(directory.config.object, replace(plan, method=memory["plan"]["method"]))
-        memory["measured"], told = measured(machine, python.path, job, memory)
-        findings = [*findings, told]
+    if memory and shape is not None:
+        findings = deepened(machine, args, python, directory, shape, plan, choose, card, versions, support, memory,
+                            findings)  # fmt: skip
+    if memory.get("plan") and shape is not None:
+        plan = plans.plan_of(memory["plan"])
+        if lengths is not None:
+            memory["schedule"], told = timed(shape, plan, lengths, args, card)
+            findings = [*findings, *told]
+    findings = [*findings, *config_notes(args)]
     on_phone, phone_findings = phone(shape, args)
-    chosen = plan if not memory else replace(plan, method=memory["plan"]["method"])
     return Seen(
         name=name if fetched else directory.path.resolve().name if name in (".", "..") else Path(name).name or name,
         directory=directory,
@@ -194,10 +196,10 @@ def look(
         rendered=rendered,
         made=made,
         rank=rank,
-        plan=chosen,
+        plan=plan,
         card=card,
         supported=supported,
-        taken=taken(shape, chosen, supported, card.capability, versions, card.gpu) if shape is not None else None,
+        taken=taken(shape, plan, supported, card.capability, versions, card.gpu) if shape is not None else None,
         memory=memory,
         memory_findings=tuple(findings),
         tree=tree,
@@ -224,13 +226,20 @@ def trained_tokens(args: argparse.Namespace) -> int | None:
 
 
 def read_memory(
-    shape: ModelShape, plan: Plan, choose: bool, card: Card, quantised: Quantised | None, recommend: bool
+    shape: ModelShape,
+    plan: Plan,
+    choose: bool,
+    card: Card,
+    quantised: Quantised | None,
+    recommend: bool,
+    lengths: Lengths | None = None,
 ) -> tuple[dict[str, Any], list[Finding]]:
     """What the plan takes and whether that fits; without a card only what it takes.
 
     A quantised base has one way only: LoRA on what it is once it is loaded.
     """
     from preflight.memory.report import memory
+    from preflight.memory.speed import card_named
 
     if shape.vocab_size is None and shape.structure != "unknown":
         return {}, []  # not a language model: the formulas do not apply, and another finding says so
@@ -239,7 +248,8 @@ def read_memory(
         plan, choose = replace(plan, method=only), False
     budget = card.budget or Budget(None)
     try:
-        observed, findings = memory(shape, plan, budget, choose, recommend)
+        longest = lengths.longest if lengths is not None and lengths.counted_by == "tokenizer" else None
+        observed, findings = memory(shape, plan, budget, choose, recommend, card_named(card.name), longest)
     except Exception as error:  # a layer that the estimate does not know must not cost the rest of this section
         return {}, [crashed("memory", error)]
     if only is not None and (made := observed.get("estimate")):
@@ -281,50 +291,107 @@ def _gib(observed: dict[str, Any]) -> str:
     return f"{made['allocated_bytes'] / 2**30:.1f} GiB" if made else "an unknown amount"
 
 
-def rehearsed(
+def deepened(
     machine: Machine,
-    python: str,
-    directory: ModelDirectory,
-    plan: Plan,
-    card: Card,
     args: argparse.Namespace,
+    python: Interpreter,
+    directory: ModelDirectory,
+    shape: ModelShape,
+    plan: Plan,
+    choose: bool,
+    card: Card,
+    versions: Versions,
+    support: Support,
+    memory: dict[str, Any],
     findings: list[Finding],
-) -> tuple[dict[str, Any], list[Finding]]:
-    """What the rehearsal says; its verdict takes the place of the closed form's when there is a card to judge for."""
-    from preflight.memory.budget import judge
-    from preflight.memory.rehearsal import TIMEOUT_S, Job, rehearse
-    from preflight.memory.report import describe
+) -> list[Finding]:
+    """The findings after better evidence than formulas was looked for, as far as that was asked; fills `memory`."""
+    needs_code = not support.native
+    compare = args.compare or args.compare_to is not None
+    must = args.rehearse or args.evidence == "rehearsed" or compare
+    from preflight.memory import evidence
 
-    say(f"rehearsing the training step (up to {TIMEOUT_S:.0f} s)")
-    folder = str(directory.path.resolve()) if args.trust_remote_code else None
-    job = Job(directory.config.object, plan, folder, args.trust_remote_code)
-    made = rehearse(machine, python, [job])[0]
-    if made.estimate is None:
-        trouble = Finding(
-            "rehearsal-failed",
-            Level.UNKNOWN,
-            f"The training step could not be rehearsed: {quote(made.trouble)}",
-            f"It ended in the step {quote(made.step or 'start', 60)}; the closed form above is what is left.",
-            ("name an interpreter with torch, transformers and peft: `--python PATH`",),
-            "preflight/memory/rehearsal.py",
+    rehearse = evidence.wanted("rehearsed" if must else args.evidence, versions.packages, versions.planned, needs_code)
+    if not rehearse and not args.measure and not compare:
+        return findings
+    if args.compare_to is not None:
+        evidence.check_file(args.compare_to)
+    asked = evidence.Question(
+        python.path,
+        directory.path.name,
+        directory.config.object,
+        shape,
+        replace(plan, method=memory["plan"]["method"]),
+        card.budget,
+        choose,
+        str(directory.path.resolve()) if args.trust_remote_code else None,
+    )
+    if rehearse:
+        findings = evidence.rehearsed(machine, asked, memory, findings, must)
+        asked = replace(asked, plan=plans.plan_of(memory["plan"]))
+    if args.measure or compare:
+        findings = [*findings, evidence.measured(machine, asked, memory)]
+    if compare:
+        memory["comparison"] = evidence.comparison(memory)
+        findings = [*findings, evidence.compared(memory)]
+    if args.compare_to is not None:
+        evidence.append(args.compare_to, evidence.row(asked.name, memory, card.name))
+    return findings
+
+
+def read_data(
+    machine: Machine, args: argparse.Namespace, python: Interpreter, directory: ModelDirectory
+) -> Lengths | None:
+    """Token lengths of `--data`: with `--recommend` real ones, else about four bytes a token, at once."""
+    if args.data is None:
+        return None
+    from preflight.memory.schedule import read_lengths
+
+    if not Path(args.data).is_file():
+        raise UsageError(f"--data {args.data}: {'is a directory' if Path(args.data).is_dir() else 'no such file'}")
+    real = python.path if args.recommend and directory.path.is_dir() else None
+    return read_lengths(machine, real, str(directory.path), args.data)
+
+
+def timed(
+    shape: ModelShape, plan: Plan, lengths: Lengths, args: argparse.Namespace, card: Card
+) -> tuple[dict[str, Any] | None, list[Finding]]:
+    """How many updates and hours the run on `--data` is."""
+    from preflight.memory.schedule import check_schedule, schedule
+    from preflight.memory.speed import card_named
+
+    if not lengths.samples:
+        return None, [check_schedule(None, lengths.trouble)]
+    epochs = args.epochs
+    if epochs is not None and not 0 < epochs < 10_000:
+        raise UsageError(f"--epochs {epochs}: a number above 0 is needed")
+    if epochs is None and args.config:
+        value = plans.read_configuration(args.config).raw.get("num_train_epochs")
+        epochs = float(value) if isinstance(value, (int, float)) and 0 < value < 10_000 else None
+    made = schedule(shape, plan, lengths, epochs, card_named(card.name))
+    return made, [check_schedule(made)]
+
+
+def config_notes(args: argparse.Namespace) -> list[Finding]:
+    """What of `--config` was not taken over, one finding each."""
+    if not args.config:
+        return []
+    found = plans.read_configuration(args.config)
+    return [
+        Finding(
+            "config-not-taken-over",
+            Level.WARN,
+            f"Of the {found.format} configuration {quote(Path(args.config).name, 80)}: {quote(note)}.",
+            "What is judged here differs from what that file would run in this point, and so may the memory it takes.",
+            ("add the flag that says it (`python model_analyzer.py --help`), or judge a training_config.yaml",),
+            "preflight/foreign_configs.py",
         )
-        return {"trouble": quote(made.trouble), "estimate": None}, [*findings, trouble]
-    observed = {"trouble": None, "estimate": made.estimate.as_json(), "seconds": made.seconds}
-    if card.budget is None:
-        peak = made.estimate.allocated_bytes / 2**30
-        told = Finding(
-            "memory-rehearsed",
-            Level.OK,
-            f"{describe(plan)}: the rehearsed step peaks at {peak:.2f} GiB of tensors (at: {made.estimate.moment}).",
-            source="preflight/memory/rehearsal.py",
-        )
-        return observed, [*findings, told]
-    verdict = judge(made.estimate, card.budget, f"{describe(plan)}, rehearsed with the packages under test,")
-    return observed, [verdict, *(f for f in findings if not f.code.startswith("memory-fit-"))]
+        for note in found.notes
+    ]
 
 
 def _on_cpu(finding: Finding) -> Finding:
     """The same about training in this machine's RAM: there is no CUDA context there."""
-    what = re.sub(r", plus about [\d.]+ GiB of CUDA context", "", finding.what).replace("is free.", "of RAM is free.")
+    what = re.sub(r", plus about [\d.]+ GiB of CUDA context", "", finding.what)
     note = " The figures are those of the same run on a GPU; the CPU keeps the same tensors."
     return replace(finding, what=what, why=finding.why + note)
