@@ -410,7 +410,7 @@ def _why_not_newer(
     if row.release != latest:
         newer = [other for other in candidates if numbers(other.release) > numbers(row.release)]
         if not newer:
-            found.append(f"system: torch {row.release} is the newest with a build for {_system(target)}")
+            found.append(_told("system", f"torch {row.release} is the newest with a build for {_system(target)}"))
         seen = set()
         for other in newer:
             for one, name, reason in refused.get(other.release, []):
@@ -420,18 +420,24 @@ def _why_not_newer(
                 key = reason if name == "driver" else name
                 if alone and key not in seen:
                     seen.add(key)
-                    found.append(f"{name}: {reason}")
+                    found.append(_told(name, reason))
         if newer and not seen:
             name, reason = refused[newer[0].release][0][1:]
-            found.append(f"{name}: {reason}")
+            found.append(_told(name, reason))
     if not row.default and target.system == "Linux" and row.cuda_major is not None:
         entry = next(e for e in table("torch_wheels")["releases"] if e["release"] == latest)
         default = _default(entry, target)
         if default and default.startswith("cu"):
-            found.append(f"index: plain `pip install torch` brings torch {latest} {default}, which does not fit here")
+            plain = f"plain `pip install torch` brings torch {latest} {default}, which does not fit here"
+            found.append(_told("index", plain))
     if target.system == "Windows" and row.cuda_major is not None:
-        found.append("index: on Windows plain `pip install torch` brings a CPU build")
+        found.append(_told("index", "on Windows plain `pip install torch` brings a CPU build"))
     return found
+
+
+def _told(name: str, reason: str) -> str:
+    """The constraint's name and what it says."""
+    return f"{name}: {reason}"
 
 
 def _system(target: Target) -> str:
@@ -440,7 +446,7 @@ def _system(target: Target) -> str:
 
 def _why_nothing(candidates: list[Row], refused: dict[str, list[tuple[Row, str, str]]], target: Target) -> list[str]:
     if not candidates:
-        return [f"system: no torch release has a build for {_system(target)}"]
+        return [_told("system", f"no torch release has a build for {_system(target)}")]
     everywhere = []
     for name, check in CONSTRAINTS:
         reasons = [check(row, target) for row in candidates]

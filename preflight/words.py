@@ -20,15 +20,17 @@ HTML_NAMES = {"en": "en", "zh": "zh-CN"}
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _WORD = re.compile(r"[A-Za-z]{2,}")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(\d\"'*/])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Za-z`(\d\"'*/])")
 # An entry made of these alone says so little that its places take single words only.
 _LITTLE = frozenset(
     ["of", "to", "in", "on", "is", "and", "or", "with", "for", "at", "by", "an", "the", "than", "not", "more", "from"]
 )
 _FULL_WIDTH = "。，；：、！？（）「」"
 _TIDY = re.compile(rf"(?<=[{_FULL_WIDTH}]) +| +(?=[{_FULL_WIDTH}])")
-_LIST = re.compile(r"(, and |, or |; |, | and | or | \+ )")
+_GLUES = (re.compile(r"(; )"), re.compile(r"(, and |, or |, | and | or | \+ )"))
 _LIST_WORDS = {", and ": "和", ", or ": "或", "; ": "；", ", ": "、", " and ": "和", " or ": "或", " + ": " + "}
+_PROSE = re.compile(r"(?:[A-Za-z][a-z']*[,;]? ){3,}[a-z']+")
+_SAYS_LITTLE = 25  # characters of an entry beside its places
 _LONGEST = 6000  # characters; nothing the program writes comes near
 
 
@@ -77,7 +79,7 @@ class Words:
         """The text as a run of entries, the longest at each place; None when none of its sentences has one."""
         parts = _SENTENCE_END.split(text)
         if len(parts) == 1:
-            return self._listed(text)
+            return self._parts(text)
         made: list[str] = []
         hits = position = 0
         while position < len(parts):
@@ -85,7 +87,7 @@ class Words:
                 if end - position == len(parts):
                     continue
                 piece = " ".join(parts[position:end])
-                found = self._whole(piece, strict=True) or (self._listed(piece) if end == position + 1 else None)
+                found = self._whole(piece, strict=True) or (self._parts(piece) if end == position + 1 else None)
                 if found is not None:
                     made.append(found)
                     hits += 1
@@ -112,7 +114,10 @@ class Words:
                 places = match.groupdict()
                 if strict and any(_SENTENCE_END.search(place) for place in places.values()):
                     continue
-                made = _PLACE.sub(lambda one, at=places: self._placed(at.get(f"_{one.group(1)}", "")), entry.translated)  # type: ignore[misc]
+                said = {name: self._placed(place) for name, place in places.items()}
+                if entry.weight < _SAYS_LITTLE and any(_PROSE.search(place) for place in said.values()):
+                    continue  # a short entry would swallow half of a text that has no entry
+                made = _PLACE.sub(lambda one, at=said: at.get(f"_{one.group(1)}", ""), entry.translated)  # type: ignore[misc]
                 made = _TIDY.sub("", made)
                 return made.removesuffix("。") if shorten else made
         return None
@@ -134,18 +139,48 @@ class Words:
             return value
         return self.text(value)
 
-    def _listed(self, text: str) -> str | None:
-        """A list whose members have entries; None when none has."""
-        parts = _LIST.split(text)
+    def _parts(self, text: str) -> str | None:
+        """One sentence of which only parts have entries: behind a colon, in brackets, or in a list."""
+        return self._labelled(text) or self._bracketed(text) or self._listed(text)
+
+    def _labelled(self, text: str) -> str | None:
+        """`Label: text`, where the text has an entry; the label is a name where it has none."""
+        for colon in re.finditer(r": ", text):
+            label, rest = text[: colon.start()], text[colon.end() :]
+            said = self._whole(rest, strict=True) or self._listed(rest)
+            if said is not None:
+                return f"{self._whole(label, strict=True) or label}：{said}"
+        return None
+
+    def _bracketed(self, text: str) -> str | None:
+        """A text with brackets, of which what stands inside or outside has an entry."""
+        parts = _outer_brackets(text)
         if len(parts) == 1:
             return None
-        members = [self._whole(part, strict=True) if _WORD.search(part) else None for part in parts[::2]]
-        if not any(members):
+        made = [self._whole(part, strict=True) or self._parts(part) if _WORD.search(part) else None for part in parts]
+        if not any(made):
             return None
-        made = parts[0] if members[0] is None else members[0]
-        for glue, part, member in zip(parts[1::2], parts[2::2], members[1:], strict=True):
-            made += _LIST_WORDS[glue] + (part if member is None else member)
-        return made
+        said = [part if one is None else one for part, one in zip(parts, made, strict=True)]
+        return "".join(f"（{part}）" if index % 2 else part for index, part in enumerate(said))
+
+    def _listed(self, text: str) -> str | None:
+        """A list whose members have entries; None when none has. The widest glue is tried first."""
+        for glue in _GLUES:
+            parts = glue.split(text)
+            if len(parts) == 1:
+                continue
+            members = [
+                self._whole(part, strict=True) or self._parts(part) if _WORD.search(part) else None
+                for part in parts[::2]
+            ]
+            if not any(members):
+                continue
+            made = parts[0] if members[0] is None else members[0]
+            for word, part, member in zip(parts[1::2], parts[2::2], members[1:], strict=True):
+                tail = self.entries.get(word + part)  # some entries bring the comma that they follow with
+                made += tail or _LIST_WORDS[word] + (part if member is None else member)
+            return made
+        return None
 
     # --- the index ---
 
@@ -167,6 +202,30 @@ class Words:
         words = {"", *_WORD.findall(text)}
         found = [entry for word in words for entry in self._index.get(word, ())]
         return sorted(found, key=lambda entry: (-entry.weight, entry.english))
+
+
+def _outer_brackets(text: str) -> list[str]:
+    """Outside, inside, outside …, split at the outermost brackets that stand behind a blank."""
+    parts, depth, begin = [""], 0, 0
+    for place, sign in enumerate(text):
+        if sign == "(":
+            if depth == 0 and text[max(0, place - 1)] != " ":
+                return [text]
+            if depth == 0:
+                parts[-1] = text[begin : place - 1]
+                begin = place + 1
+            depth += 1
+        elif sign == ")":
+            depth -= 1
+            if depth < 0:
+                return [text]
+            if depth == 0:
+                parts += [text[begin:place], ""]
+                begin = place + 1
+    if depth or len(parts) == 1:
+        return [text]
+    parts[-1] = text[begin:]
+    return parts
 
 
 class Entry:

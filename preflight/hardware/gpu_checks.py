@@ -116,8 +116,13 @@ def check_devices(seen: Seen) -> list[Finding]:
         )
         sizes = {gpu.total_bytes for gpu in usable}
         size = sizes.pop() if len(sizes) == 1 else None
-        each = f" with {gib(size)}{' each' if len(usable) > 1 else ''}" if size is not None else ""
-        said = f"{count(len(usable), 'device')} can be trained on: {listed}{each}."
+        devices = count(len(usable), "device")
+        if size is None:
+            said = f"{devices} can be trained on: {listed}."
+        elif len(usable) == 1:
+            said = f"{devices} can be trained on: {listed} with {gib(size)}."
+        else:
+            said = f"{devices} can be trained on: {listed} with {gib(size)} each."
         if not any(trouble.kind in _FATAL for trouble in seen.accelerators.troubles):
             return [Finding("gpu-usable", Level.OK, said)]
         return []

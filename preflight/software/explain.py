@@ -320,14 +320,14 @@ def _others_matter(held: int, total: int, own: int | None, tried: int, free: int
 def oom_finding(oom: OutOfMemory, savings: Sequence[str] = ()) -> Finding:
     """The finding for an out-of-memory message: which kind it is, by the numbers, and what frees how much."""
     numbers = "; ".join(
-        f"{name} {gib(value)}"
-        for name, value in (
-            ("asked for", oom.tried),
-            ("free", oom.free),
-            ("total", oom.total),
-            ("allocated by torch", oom.allocated),
-            ("reserved but not allocated", oom.reserved_unallocated),
-            ("in use by this process", oom.process_used),
+        said
+        for value, said in (
+            (oom.tried, f"asked for {gib(oom.tried)}"),
+            (oom.free, f"free {gib(oom.free)}"),
+            (oom.total, f"total {gib(oom.total)}"),
+            (oom.allocated, f"allocated by torch {gib(oom.allocated)}"),
+            (oom.reserved_unallocated, f"reserved but not allocated {gib(oom.reserved_unallocated)}"),
+            (oom.process_used, f"in use by this process {gib(oom.process_used)}"),
         )
         if value is not None
     )
