@@ -31,6 +31,7 @@ _GLUES = (re.compile(r"(; )"), re.compile(r"(, and |, or |, | and | or | \+ )"))
 _LIST_WORDS = {", and ": "和", ", or ": "或", "; ": "；", ", ": "、", " and ": "和", " or ": "或", " + ": " + "}
 _PROSE = re.compile(r"(?:[A-Za-z][a-z']*[,;]? ){3,}[a-z']+")
 _SAYS_LITTLE = 25  # characters of an entry beside its places
+_SENTENCES = 6  # the most that one entry holds
 _LONGEST = 6000  # characters; nothing the program writes comes near
 
 
@@ -83,7 +84,7 @@ class Words:
         made: list[str] = []
         hits = position = 0
         while position < len(parts):
-            for end in range(len(parts), position, -1):
+            for end in range(min(len(parts), position + _SENTENCES), position, -1):
                 if end - position == len(parts):
                     continue
                 piece = " ".join(parts[position:end])
@@ -246,7 +247,8 @@ class Entry:
     def pattern(self) -> re.Pattern[str]:
         """The regular expression that finds the text and its places."""
         literal_words = set(_WORD.findall(" ".join(self._pieces[::2])))
-        place = r"\S+?(?: [KMGT]?i?B)?" if literal_words <= _LITTLE else r".*?"
+        short = literal_words <= _LITTLE or (len(literal_words) <= 2 and self.weight < 12)
+        place = r"\S+?(?: [KMGT]?i?B)?" if short else r".*?"
         made, seen = "", set()
         for index, piece in enumerate(self._pieces):
             if index % 2 == 0:
