@@ -247,7 +247,7 @@ class Entry:
     def pattern(self) -> re.Pattern[str]:
         """The regular expression that finds the text and its places."""
         literal_words = set(_WORD.findall(" ".join(self._pieces[::2])))
-        short = literal_words <= _LITTLE or (len(literal_words) <= 2 and self.weight < 12)
+        short = literal_words <= _LITTLE or (self.weight < 12 and ":" not in self.english)
         place = r"\S+?(?: [KMGT]?i?B)?" if short else r".*?"
         made, seen = "", set()
         for index, piece in enumerate(self._pieces):
