@@ -176,8 +176,7 @@ def rehearsed(rows: Sequence[Row], args: argparse.Namespace, found: list[Compare
     from benchmarks.version_sandbox import python_with
 
     machine = Machine()
-    by_python: dict[str, list[tuple[Row, Job]]] = {}
-    notes: dict[str, str] = {}
+    by_python: dict[str, list[tuple[Row, Job, str]]] = {}
     current = choose_python(machine, args.python, ("torch", "transformers", "peft")).path
     kept = read_kept(args.resume)
     for row in rows:
@@ -194,16 +193,15 @@ def rehearsed(rows: Sequence[Row], args: argparse.Namespace, found: list[Compare
         if (row.id, note) in kept:
             found.append(kept[row.id, note].compared(row))
             continue
-        notes[python] = note
         job = Job(config, row.plan, measured_turn=row.measured_turn, empty_before=row.empty_before)
-        by_python.setdefault(python, []).append((row, job))
+        by_python.setdefault(python, []).append((row, job, note))
     for python, pairs in by_python.items():
         for start in range(0, len(pairs), 10):
             part = pairs[start : start + 10]
-            say(f"rehearsing {start + 1} to {start + len(part)} of {len(pairs)} ({notes[python]})")
-            answers = rehearse(machine, python, [job for _, job in part], timeout_s=900.0)
-            for (row, _), answer in zip(part, answers, strict=True):
-                found.append(Compared(row, answer.estimate, answer.trouble, notes[python]))
+            say(f"rehearsing {start + 1} to {start + len(part)} of {len(pairs)} ({part[0][2]})")
+            answers = rehearse(machine, python, [job for _, job, _ in part], timeout_s=900.0)
+            for (row, _, note), answer in zip(part, answers, strict=True):
+                found.append(Compared(row, answer.estimate, answer.trouble, note))
                 keep(args.resume, found[-1])
 
 

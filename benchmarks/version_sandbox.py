@@ -20,13 +20,19 @@ def python_with(versions: Mapping[str, str], current: str) -> tuple[str, str]:
 
     torch stays the one that is installed here: old CPU builds are on no registry, and the layers decide most.
     """
-    pins = sorted(f"{name}=={versions[name]}" for name in _WANTED if name in versions)
-    if not any(pin.startswith("transformers==") for pin in pins):
+    pins = sorted(_pin(name, versions[name]) for name in _WANTED if name in versions)
+    if "transformers" not in versions:
         return current, "current versions: the row states none"
     key = " ".join(pins)
     if key not in _made:
         _made[key] = _make(pins, current)
     return _made[key]
+
+
+def _pin(name: str, version: str) -> str:
+    """The requirement for a version. What was never released (0.19.2.dev0) becomes the nearest release before it."""
+    stable, found, _ = version.partition(".dev")
+    return f"{name}<={stable},>={stable.rsplit('.', 1)[0]}" if found else f"{name}=={version}"
 
 
 def _make(pins: list[str], current: str) -> tuple[str, str]:

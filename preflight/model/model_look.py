@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from preflight import plan as plans
 from preflight.console import UsageError
@@ -47,6 +49,8 @@ from preflight.plan import Plan
 
 if TYPE_CHECKING:
     from preflight.memory.schedule import Lengths
+
+T = TypeVar("T")
 
 # English text and code: 3.5 to 4.5 bytes a token with the tokenizers of current models.
 BYTES_PER_TOKEN = 4
@@ -131,6 +135,8 @@ def look(
     directory = read_model_directory(
         fetched.folder if fetched else name, args.follow_links, fetched.listing if fetched else None
     )
+    tokenizer = read_tokenizer(directory, args.follow_links)
+    rendered = _meanwhile(lambda: render_templates(tokenizer))  # a child of its own; the rest needs one core
     shape, trouble = None, ""
     if directory.config.object:
         try:
@@ -151,8 +157,6 @@ def look(
 
         shape = as_transformers_4(shape)
     quantised = read_quantised(directory.config.object, directory)
-    tokenizer = read_tokenizer(directory, args.follow_links)
-    rendered = render_templates(tokenizer)
     plan, choose = plans.plan_from_flags(args)
     plan = replace(plan, compute_capability=card.capability or plan.compute_capability)
     if plan.transformers is None:
@@ -193,7 +197,7 @@ def look(
         support=support,
         quantised=quantised,
         tokenizer=tokenizer,
-        rendered=rendered,
+        rendered=rendered(),
         made=made,
         rank=rank,
         plan=plan,
@@ -206,6 +210,29 @@ def look(
         phone=on_phone,
         phone_findings=tuple(phone_findings),
     )
+
+
+def _meanwhile(work: Callable[[], T]) -> Callable[[], T]:
+    """Start `work` on a thread; the call of what comes back waits for its result, or raises what it raised."""
+    done: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result() -> T:
+        thread.join()
+        if failed:
+            raise failed[0]
+        return done[0]
+
+    return result
 
 
 def trained_tokens(args: argparse.Namespace) -> int | None:
