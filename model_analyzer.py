@@ -53,6 +53,7 @@ from preflight.model.support import (
     check_support,
     read_versions,
 )
+from preflight.model.tokenizer_checks import check_tokenizer_files, check_tokens_there
 from preflight.model_shape import ModelShape
 
 STAGE = "model_analyzer"
@@ -233,9 +234,11 @@ def check_tokenizer(seen: Seen) -> list[Finding]:
     stops = eos_ids(seen.directory.generation_config.object, seen.directory.config.object)
     return [
         *check_tokenizer_config(seen.tokenizer),
+        *check_tokenizer_files(seen.tokenizer, seen.directory, seen.versions.of("transformers")),
         *check_template(seen.tokenizer, seen.rendered),
         *check_token_ids(seen.tokenizer, seen.shape, seen.directory.config.object),
         *check_special_tokens(seen.tokenizer, seen.rendered, stops),
+        *check_tokens_there(seen.tokenizer, seen.rendered),
     ]
 
 

@@ -23,6 +23,7 @@ from preflight.model_shape import ModelShape
 RENDER_LIMIT_S = 12.0
 MOST_TEMPLATE_BYTES = 1 << 20
 MOST_TOKENIZER_BYTES = 12 << 20
+MOST_VOCABULARY_BYTES = 64 << 20
 _SOURCE = "transformers 5.24, utils/chat_template_utils.py and tokenization_utils_base.py"
 
 
@@ -31,6 +32,7 @@ class Tokenizer:
     """What the tokenizer's files hold. `templates` by name, `template_source` where the default one was found.
 
     `added` maps ids to the tokens added after training; `max_token_id` is the highest id that any file names.
+    `strange_markers` are texts like <|im_start|> in the template that tokenizer.json has no token for.
     """
 
     present: bool
@@ -44,6 +46,7 @@ class Tokenizer:
     max_token: str | None = None
     adds_bos: bool | None = None
     needs_code: tuple[str, ...] = ()
+    strange_markers: tuple[str, ...] = ()
 
     def used(self, tools: bool) -> str | None:
         """The name of the template that transformers takes, with and without tools; None when it would refuse."""
@@ -95,6 +98,9 @@ def read_tokenizer(directory: ModelDirectory, follow_links: bool = False) -> Tok
     if ids and (highest is None or max(ids) > highest):
         highest, highest_name = max(ids), None
     adds_bos = config.object.get("add_bos_token")
+    extra = config.object.get("extra_special_tokens", config.object.get("additional_special_tokens"))
+    named = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
+    known = {*tokens.values(), *added.values(), *(text for value in named if (text := _token_text(value)))}
     return Tokenizer(
         present=present or bool(templates),
         config=config,
@@ -109,7 +115,23 @@ def read_tokenizer(directory: ModelDirectory, follow_links: bool = False) -> Tok
         needs_code=tuple(
             sorted({f"{name.split('.')[0]}.py" for name in _auto_classes(config.object) if "--" not in name})
         ),
+        strange_markers=_strange_markers(reader, templates.get("default", ""), known),
     )
+
+
+_MARKER = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|<(?:start|end)_of_turn>")
+
+
+def _strange_markers(reader: Reader, template: str, known: set[str]) -> tuple[str, ...]:
+    """The template's markers that are no token, where the whole tokenizer.json can be searched; else none."""
+    asked = sorted(set(_MARKER.findall(template[:MOST_TEMPLATE_BYTES])) - known)
+    if not asked:
+        return ()
+    data = reader.head("tokenizer.json", MOST_VOCABULARY_BYTES)
+    if len(data) == MOST_VOCABULARY_BYTES or b'"vocab"' not in data:
+        return ()
+    spelled = ((marker, {json.dumps(marker), json.dumps(marker, ensure_ascii=False)}) for marker in asked)
+    return tuple(marker for marker, forms in spelled if not any(form.encode() in data for form in forms))
 
 
 def _auto_classes(config: Mapping[str, Any]) -> list[str]:
@@ -510,6 +532,9 @@ def _judge_rendering(tokenizer: Tokenizer, name: str, seen: Rendered) -> list[Fi
                 _SOURCE,
             )
         ]
+    lost = _text_lost(seen)
+    if lost is not None:
+        return [lost]
     findings: list[Finding] = []
     role = system_role(seen)
     alternates = _alternates(seen)
@@ -551,7 +576,68 @@ def _judge_rendering(tokenizer: Tokenizer, name: str, seen: Rendered) -> list[Fi
         )
     if not findings or role == "supported":
         findings.insert(0, _template_ok(tokenizer, name, seen))
+    header = _answer_header(seen)
+    if header and _generation_prompt(seen) is False:
+        findings.append(
+            Finding(
+                "no-generation-prompt",
+                Level.OK,
+                f"The chat template ignores add_generation_prompt, but answers begin with {quote(header, 60)!r}.",
+                "Asked for an answer, the model does not see that beginning and goes on with the user's text.",
+                (
+                    "end the template with {% if add_generation_prompt %} and that beginning, or take the template of "
+                    "the model's own repository",
+                ),
+                _SOURCE,
+            )
+        )
     return findings
+
+
+def _answer_header(seen: Rendered) -> str | None:
+    """What stands before the answer and after the question, such as <|im_start|>assistant; None when nothing does."""
+    asked, answered = seen.texts.get("user", ""), seen.texts.get("user+assistant", "")
+    if not asked or not answered.startswith(asked) or "{}" not in answered[len(asked) :]:
+        return None
+    rest = answered[len(asked) :]
+    return rest[: rest.index("{}")].strip() or None
+
+
+def _text_lost(seen: Rendered) -> Finding | None:
+    """A template that renders messages without their text: the user's, or the answer that is to be learned."""
+    asked = seen.texts.get("user")
+    if asked is not None and "Hi" not in asked:
+        if "Hi" in seen.texts.get("content-parts", ""):
+            return Finding(
+                "template-needs-content-parts",
+                Level.WARN,
+                "The chat template leaves out messages whose content is plain text: it takes lists of parts.",
+                "Vision models' templates are like that; plain text vanishes without an error.",
+                (
+                    'write every message as `"content": [{"type": "text", "text": "..."}]`, in training as in evaluation',
+                ),
+                _SOURCE,
+            )
+        empty = "" if asked.strip() else " It renders nothing at all."
+        return Finding(
+            "template-drops-messages",
+            Level.FAIL,
+            f"The chat template renders a user message without its text.{empty}",
+            "It is valid Jinja, so nothing fails: the model would be trained on empty conversations.",
+            ("take the template of the model's own repository",),
+            _SOURCE,
+        )
+    answered = seen.texts.get("user+assistant")
+    if answered is not None and "{}" not in answered and "Hi" in answered:
+        return Finding(
+            "template-drops-answers",
+            Level.FAIL,
+            "The chat template renders an assistant message without its text.",
+            "The answers are what is to be learned; with this template there is nothing to learn.",
+            ("take the template of the model's own repository",),
+            _SOURCE,
+        )
+    return None
 
 
 def _template_ok(tokenizer: Tokenizer, name: str, seen: Rendered) -> Finding:
@@ -673,9 +759,13 @@ def check_special_tokens(
             Finding(
                 "bos-doubled" if doubled else "bos-in-template",
                 Level.WARN if doubled else Level.OK,
-                f"The template writes {quote(bos, 40)}, and the tokenizer adds it again when the text is tokenized.",
-                "apply_chat_template(tokenize=True) does not double it; rendering to text and tokenizing that does.",
-                ("tokenize rendered chats with `add_special_tokens=False`",) if doubled else (),
+                f"The template itself writes {quote(bos, 40)} twice."
+                if doubled
+                else f"The template writes {quote(bos, 40)}, and the tokenizer adds it again to a text.",
+                "A beginning of sequence that comes twice is not what the model was trained with."
+                if doubled
+                else "apply_chat_template(tokenize=True) does not double it; tokenizing a rendered text does.",
+                ("take one of the two out of the template",) if doubled else (),
                 _SOURCE,
             )
         )
