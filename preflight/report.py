@@ -514,4 +514,5 @@ def _render(record: Mapping[str, Any], strict: bool, language: str, fullness: Fu
                 raise
             text = _findings_alone(stage, section, language, fullness)
         rendered[stage] = settled(text)
-    return rendered
+    words = words_of(language)
+    return {region: words.tidy(text) for region, text in rendered.items()}

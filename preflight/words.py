@@ -27,6 +27,12 @@ _LITTLE = frozenset(
 )
 _FULL_WIDTH = "。，；：、！？（）「」"
 _TIDY = re.compile(rf"(?<=[{_FULL_WIDTH}]) +| +(?=[{_FULL_WIDTH}])")
+_CJK = "\u4e00-\u9fff"
+_JOINTS = (
+    (re.compile(rf"; (?=[{_CJK}])"), "；"),
+    (re.compile(rf"(?<=[。，；：]) (?=[{_CJK}])"), ""),
+    (re.compile(rf"(?<=[{_CJK}）])\.(?=\n|$)"), "。"),
+)
 _GLUES = (re.compile(r"(; )"), re.compile(r"(, and |, or |, | and | or | \+ )"))
 _LIST_WORDS = {", and ": "和", ", or ": "或", "; ": "；", ", ": "、", " and ": "和", " or ": "或", " + ": " + "}
 _PROSE = re.compile(r"(?:[A-Za-z][a-z']*[,;]? ){3,}[a-z']+")
@@ -71,6 +77,14 @@ class Words:
         """The words of a template, with their {places}."""
         return self.entries.get(english, english)
 
+    def tidy(self, markdown: str) -> str:
+        """A rendered text whose joints, which templates write once for all languages, fit between Chinese words."""
+        if self.language == ENGLISH:
+            return markdown
+        for pattern, full_width in _JOINTS:
+            markdown = pattern.sub(full_width, markdown)
+        return markdown
+
     # --- finding the entry ---
 
     def _text(self, text: str) -> str:
@@ -109,19 +123,26 @@ class Words:
                 return found.removesuffix("。") if shorten else found
         for form, shorten in self._spellings(text):
             for entry in self._candidates(form):
-                match = entry.pattern.fullmatch(form)
-                if match is None:
-                    continue
-                places = match.groupdict()
-                if strict and any(_SENTENCE_END.search(place) for place in places.values()):
-                    continue
-                said = {name: self._placed(place) for name, place in places.items()}
-                if entry.weight < _SAYS_LITTLE and any(_PROSE.search(place) for place in said.values()):
-                    continue  # a short entry would swallow half of a text that has no entry
-                made = _PLACE.sub(lambda one, at=said: at.get(f"_{one.group(1)}", ""), entry.translated)  # type: ignore[misc]
-                made = _TIDY.sub("", made)
-                return made.removesuffix("。") if shorten else made
+                filled = [self._filled(entry, places, strict) for places in entry.readings(form)]
+                made = [one for one in filled if one is not None]
+                if made:
+                    best = min(made, key=lambda one: len(_WORD.findall(one)))  # the least that stayed English
+                    return best.removesuffix("。") if shorten else best
         return None
+
+    def _filled(self, entry: Entry, places: dict[str, str], strict: bool) -> str | None:
+        """The entry with what stands in its places; None when it would swallow a text that has no entry."""
+        if strict and any(_SENTENCE_END.search(place) for place in places.values()):
+            return None
+        said = {  # what stands in quotes is a name
+            name: place if f"'{{{name[1:]}}}'" in entry.english else self._placed(place)
+            for name, place in places.items()
+        }
+        little = entry.weight < _SAYS_LITTLE and ": {" not in entry.english
+        if little and any(_PROSE.search(place) for place in said.values()):
+            return None
+        made = _PLACE.sub(lambda one: said.get(f"_{one.group(1)}", ""), entry.translated)
+        return _TIDY.sub("", made)
 
     @staticmethod
     def _spellings(text: str) -> list[tuple[str, bool]]:
@@ -178,7 +199,7 @@ class Words:
                 continue
             made = parts[0] if members[0] is None else members[0]
             for word, part, member in zip(parts[1::2], parts[2::2], members[1:], strict=True):
-                tail = self.entries.get(word + part)  # some entries bring the comma that they follow with
+                tail = self._whole(word + part, strict=True)  # some entries bring the comma that they follow with
                 made += tail or _LIST_WORDS[word] + (part if member is None else member)
             return made
         return None
@@ -230,7 +251,7 @@ def _outer_brackets(text: str) -> list[str]:
 
 
 class Entry:
-    """A text with places. Its pattern is made when it is first tried."""
+    """A text with places. Its patterns are made when it is first tried."""
 
     def __init__(self, english: str, translated: str) -> None:
         self.english = english
@@ -243,12 +264,24 @@ class Entry:
         self.words = set(re.findall(r"(?<![A-Za-z\0])[A-Za-z]{2,}(?![A-Za-z\0])", joined))
         self._pieces = pieces
 
+    def readings(self, text: str) -> list[dict[str, str]]:
+        """What would stand in the places: the first ones as short as possible, then as long as possible."""
+        found: list[dict[str, str]] = []
+        for pattern in self._patterns:
+            match = pattern.fullmatch(text)
+            if match is None:
+                break
+            if match.groupdict() not in found:
+                found.append(match.groupdict())
+        return found
+
     @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """The regular expression that finds the text and its places."""
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
         literal_words = set(_WORD.findall(" ".join(self._pieces[::2])))
         short = literal_words <= _LITTLE or (self.weight < 12 and ":" not in self.english)
-        place = r"\S+?(?: [KMGT]?i?B)?" if short else r".*?"
+        return tuple(self._pattern(place) for place in ([r"\S+?(?: [KMGT]?i?B)?"] if short else [".*?", ".*"]))
+
+    def _pattern(self, place: str) -> re.Pattern[str]:
         made, seen = "", set()
         for index, piece in enumerate(self._pieces):
             if index % 2 == 0:

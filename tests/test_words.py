@@ -22,13 +22,20 @@ from preflight.console import print_section, run_main
 from preflight.findings import Finding, Level, Section, section_from_json
 from preflight.html_report import render_html
 from preflight.report import render, write_section
+from preflight.verdict import judge
 from preflight.words import LANGUAGES, Words, words_of
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 TEMPLATES = sorted(ROOT.glob("templates/*.j2")) + sorted(ROOT.glob("templates/html/*.j2"))
-# Areas whose catalogue is whole. The others are counted by `python tests/texts.py`.
-WHOLE: tuple[str, ...] = ()
+# Messages of other programs, which stay as they are so that they can be searched for.
+OUTSIDE = re.compile(
+    r"jinja2\.\w+: .*|ValueError: Module .*|It looks like the config file is not a valid JSON file"
+    r"|tokenizer\.chat_template is not set|Asking to pad but the tokenizer does not have a padding token"
+    r"|NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
+)
+# English words in a row that no name has.
+PROSE = re.compile(r"(?:[A-Za-z][a-z']*[,;]? ){3,}[A-Za-z][a-z']+")
 
 
 def words(**entries: str) -> Words:
@@ -132,7 +139,7 @@ def test_the_sources_are_read() -> None:
     assert "What stands out" in found["templates"]
 
 
-@pytest.mark.parametrize("area", WHOLE)
+@pytest.mark.parametrize("area", texts.AREAS)
 def test_every_text_has_an_entry(area: str) -> None:
     missing = texts.missing(area)
     assert not missing, f"python tests/texts.py missing {area}: {list(missing.items())[:5]}"
@@ -211,6 +218,29 @@ def test_both_views_can_be_written_in_every_language(script: str, arguments: tup
                 line.count("|") for line in english[region].split("\n")
             ]
     assert json.dumps(record) == before
+
+
+def left_english(text: str) -> list[str]:
+    """What a translated text still says in English, outside code, quotes and the words of other programs."""
+    shown = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", " ", OUTSIDE.sub(" ", words_of("zh").text(text)))
+    return PROSE.findall(shown)
+
+
+def test_english_prose_is_seen() -> None:
+    assert left_english("Nobody has ever translated this sentence.")
+    assert not left_english("run `some command that is long enough` 'and a quoted name of it'")
+
+
+@pytest.mark.parametrize(("script", "arguments"), records())
+def test_no_finding_and_no_verdict_stays_english(script: str, arguments: tuple[str, ...]) -> None:
+    record = record_of(script, arguments)
+    said = judge(record)
+    shown = [said["sentence"], said["next_why"] or "", *said["notes"], *(row["question"] for row in said["stages"])]
+    for section in record["sections"].values():
+        for finding in section["findings"]:
+            shown += [finding["what"], finding["why"], *finding["fix"]]
+    left = {text: english for text in shown if (english := left_english(text))}
+    assert not left
 
 
 def test_a_report_changes_its_language_and_keeps_what_was_written_by_hand(tmp_path: Path) -> None:
