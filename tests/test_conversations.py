@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -260,3 +261,60 @@ def test_the_fast_way_says_what_the_general_way_says(messages: list[Any], more: 
 )
 def test_no_record_makes_it_raise(value: Any) -> None:
     read_conversation(value)
+
+
+def test_turns_that_went_through_a_table_or_a_viewer_are_found_again() -> None:
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    plain = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for record, change in (
+        ({"conversations": str(turns)}, "turns-text-opened"),
+        ({"messages": json.dumps(plain)}, "turns-text-opened"),
+        ({"items": turns}, "turns-renamed"),
+        ({"chat_history": plain, "id": 3}, "turns-renamed"),
+    ):
+        found = read_conversation(record)
+        assert found.messages == plain and not found.problems, record
+        assert change in found.changes
+    # a list beside an instruction is something else, and two lists of turns are not chosen between
+    assert read_conversation({"instruction": "x", "output": "y", "items": turns}).shape == "alpaca"
+    assert read_conversation({"left": turns, "right": turns}).shape == "unknown"
+    assert read_conversation({"messages": "[not a list"}).problems
+
+
+def test_the_analysis_channel_becomes_the_thinking_of_the_answer() -> None:
+    found = read_conversation(
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "channel": "analysis", "content": "hm"},
+                {"role": "assistant", "channel": "final", "content": "b"},
+            ]
+        }
+    )
+    assert not found.problems
+    assert found.messages[1:] == [{"role": "assistant", "content": "b", "thinking": "hm"}]
+
+
+@pytest.mark.parametrize("call", ["<tool_call>\n{}\n</tool_call>", "[TOOL_CALLS] []", "<|python_tag|>f()", "Action: f"])
+def test_a_call_in_the_text_of_a_turn_is_a_call(call: str) -> None:
+    turns = [("user", "w"), ("assistant", call), ("tool", "1"), ("tool", "2"), ("assistant", "ok")]
+    found = read_conversation({"messages": [{"role": role, "content": text} for role, text in turns]})
+    assert not found.problems
+    turns[1] = ("assistant", "I will look")
+    found = read_conversation({"messages": [{"role": role, "content": text} for role, text in turns]})
+    assert [problem.code for problem in found.problems][:1] == ["tool-result-without-call"]
+
+
+def test_tool_calls_given_as_text_are_opened() -> None:
+    calls = '[{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]'
+    found = read_conversation(
+        {
+            "messages": [
+                {"role": "user", "content": "w"},
+                {"role": "assistant", "content": None, "tool_calls": calls},
+                {"role": "tool", "tool_call_id": "1", "content": "x"},
+                {"role": "assistant", "content": "ok"},
+            ]
+        }
+    )
+    assert not found.problems and found.messages[1]["tool_calls"][0]["function"]["name"] == "f"

@@ -196,8 +196,9 @@ def read_conversation(value: Any, role_map: Mapping[str, str] | None = None) -> 
     plain = plain_conversation(value)
     if plain is not None:
         return plain
+    value, how = _with_turns(value)
     shape = shape_of(value)
-    found = Conversation(shape)
+    found = Conversation(shape, changes=[how] if how else [])
     roles = ROLES if not role_map else {**ROLES, **{name.lower(): role for name, role in role_map.items()}}
     if shape == "unknown":
         if isinstance(value, dict) and "input_ids" in value:
@@ -232,6 +233,51 @@ def read_conversation(value: Any, role_map: Mapping[str, str] | None = None) -> 
         _read_turns(found, _unpaired(turns) if shape == "pair-list" else turns, roles, found.messages)
     check_turns(found)
     return found
+
+
+def _with_turns(value: Any) -> tuple[Any, str]:
+    """The record with its list of turns where it belongs, and what was done for that.
+
+    Two things happen on the way through tables and viewers: the list is written as text, and it has another name.
+    """
+    if not isinstance(value, dict):
+        return value, ""
+    for key in ("messages", "conversations", "conversation"):
+        text = value.get(key)
+        if isinstance(text, str) and text.lstrip().startswith("[") and len(text) < 1 << 22:
+            turns = _opened(text)
+            if turns is not None:
+                return {**value, key: turns}, "turns-text-opened"
+    if shape_of(value) != "unknown":
+        return value, ""
+    named = [key for key, item in value.items() if _is_turns(item)]
+    if len(named) == 1:
+        return {"messages" if key == named[0] else key: item for key, item in value.items()}, "turns-renamed"
+    return value, ""
+
+
+def _opened(text: str) -> list[Any] | None:
+    """The turns in a text that is JSON or the str() of a list; None when it is neither."""
+    from preflight.outputs.lenient_json import Broken, Cut, parse_lenient
+
+    try:
+        parsed = parse_lenient(text)
+    except (Broken, Cut, RecursionError):
+        return None
+    value = parsed.value
+    return value if _is_turns(value) and not text[parsed.end :].strip() else None
+
+
+def _is_turns(value: Any) -> bool:
+    """A list whose every entry says who speaks and what."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(turn, dict) and ({"role", "content"} <= turn.keys() or {"from", "value"} <= turn.keys())
+            for turn in value
+        )
+    )
 
 
 def _unpaired(turns: list[Any]) -> list[Any]:
@@ -517,6 +563,13 @@ def _read_turns(found: Conversation, turns: list[Any], roles: Mapping[str, str],
             _read_rest(found, turn, message, number)
         if role == "tool" and "tool_call_id" not in message and pending:
             message["tool_call_id"] = pending.pop(0)
+        before = into[-1] if into else {}
+        if role == "assistant" and before.get("channel") == "analysis" and "tool_calls" not in before:
+            # The harmony format writes the reasoning as a message of its own; chat templates take it as `thinking`.
+            into.pop()
+            message = {**message, "thinking": before.get("content")}
+            message.pop("channel", None)
+            found.changes.append("analysis-to-thinking")
         into.append(message)
 
 
@@ -534,6 +587,13 @@ def _read_rest(found: Conversation, turn: dict[str, Any], message: Message, numb
             message[key] = turn[key]
     if "reasoning" in turn and isinstance(turn["reasoning"], str) and "reasoning_content" not in message:
         message["reasoning_content"] = turn["reasoning"]
+    calls = message.get("tool_calls")
+    if isinstance(calls, str) and calls.lstrip().startswith("["):
+        try:
+            message["tool_calls"] = json.loads(calls)
+            found.changes.append("calls-text-opened")
+        except (ValueError, RecursionError):
+            pass  # the check of the calls names it
     call = turn.get("function_call")
     if isinstance(call, dict) and "tool_calls" not in message:
         message["tool_calls"] = [{"id": f"call_{number}", "type": "function", "function": call}]
@@ -565,6 +625,10 @@ def _append_call(found: Conversation, content: Any, number: int, into: list[Mess
     found.changes.append("function-call-to-tool-calls")
 
 
+# Tool calls that data sets keep in the assistant's text, in the words of the model they are for.
+_CALL_IN_TEXT = re.compile(
+    r"<tool_call>|<function_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]|<\|tool_calls?_begin\|>|<functioncall>|Action:"
+)
 _MEDIA = {"image_url", "image", "input_image", "video", "video_url", "audio", "input_audio", "file", "document"}
 
 
@@ -702,6 +766,11 @@ def _check_content(found: Conversation) -> None:
                 message["content"] = ""
 
 
+def _spoken_before(messages: list[Message], index: int) -> Message:
+    """The last message before this one that is no tool result; an empty one when there is none."""
+    return next((m for m in reversed(messages[:index]) if m["role"] != "tool"), {"role": "", "content": ""})
+
+
 def _check_tools(found: Conversation) -> None:
     known = {_function_of(tool).get("name"): _function_of(tool).get("parameters") for tool in found.tools or []}
     waiting: dict[str, int] = {}
@@ -732,6 +801,8 @@ def _check_tools(found: Conversation) -> None:
                 if identity not in waiting:
                     found.problem("tool-result-without-call", f"tool_call_id {identity} has no matching call", number)
                 waiting.pop(identity, None)
+            elif _CALL_IN_TEXT.search(_text_of(_spoken_before(found.messages, number - 1))):
+                pass  # the call is in the text of the turn before, as Hermes and Llama write it
             elif unnamed or waiting:
                 unnamed = max(0, unnamed - 1)
                 if not unnamed and waiting:

@@ -49,6 +49,10 @@ CHANGES = {
     "function-call-to-tool-calls": "function calls written as tool_calls",
     "functions-to-tools": "`functions` written as `tools`",
     "tools-text-opened": "`tools` given as text opened",
+    "turns-text-opened": "a list of turns given as text opened",
+    "calls-text-opened": "`tool_calls` given as text opened",
+    "turns-renamed": "the list of turns called `messages`",
+    "analysis-to-thinking": "messages of the analysis channel put into `thinking`",
     "tool-result-to-text": "tool results written as text",
     "transcript-to-messages": "transcripts taken apart into turns",
     "context-joined": "context put before the question",
@@ -64,6 +68,9 @@ CHANGES = {
     "arguments-to-text": "tool arguments written as text",
     "duplicate-keys-last-kept": "of keys that stand twice in an object the last was kept",
 }
+
+
+_MEDIA_COLUMNS = ("images", "image", "videos", "video", "audios", "audio")
 
 
 def _lines(entries: list[Any], limit: int = 8) -> str:
@@ -300,20 +307,23 @@ def _tool_findings(seen: dict[str, Any], codes: dict[str, int]) -> Iterator[Find
         fixes.append("correct these records: a call and its result must name the same id, arguments must be JSON")
     if "text" in kinds:
         notes.append(
-            "Arguments are JSON text, as OpenAI writes them; many chat templates put them into quotes once more"
+            "Arguments are JSON text, as OpenAI writes them; many chat templates put them into quotes once more."
         )
         fixes.append("write them as objects with `--tool-arguments object`")
     if len(kinds) > 1:
-        notes.append("some arguments are text and some objects: one table column cannot hold both")
-    why = ". ".join(notes) if notes else "Calls and results fit together."
-    level = Level.WARN if codes or len(notes) else Level.OK
+        notes.append("Some arguments are text and some objects: one table column cannot hold both.")
+    level = Level.WARN if codes or notes else Level.OK
+    if level is Level.OK:
+        notes.append("Calls and results fit together.")
+    else:
+        notes.append("Null content beside a call is no empty answer.")
     what = f"{seen['tool_rows']} of {seen['rows']} records use tools"
     what += f"; broken: {'; '.join(listed)}." if listed else "."
     yield Finding(
         "tool-data",
         level,
         what,
-        why + (". Null content beside a call is no empty answer." if level is not Level.OK else ""),
+        " ".join(notes),
         tuple(fixes) if level is not Level.OK else (),
         "https://huggingface.co/docs/transformers/chat_extras; huggingface/transformers#45419",
     )
@@ -556,6 +566,17 @@ def check_changes(seen: dict[str, Any]) -> Iterator[Finding]:
             f"Columns that training does not need are not written: {columns}.",
             "Keep them with `--keep-columns A,B`; they must then hold the same type in every record.",
         )
+        media = [name for name in seen["columns_left_out"] if name in _MEDIA_COLUMNS]
+        if media:
+            yield Finding(
+                "media-columns-left-out",
+                Level.WARN,
+                f"The records have images, video or sound in columns that are not written: {', '.join(media)}.",
+                "The turns then speak of pictures that are not there (`<image>`), and a model for text learns to make "
+                "things up.",
+                (f"keep them with `--keep-columns {','.join(media)}`, for a model with such an encoder",),
+                "TRL documentation, dataset formats, vision",
+            )
     written = seen.get("written")
     if written is not None:
         files = ", ".join(f"{quote(name, 80)} ({count})" for name, count in written.items())
