@@ -129,6 +129,13 @@ def refuse_foreign(path: Path, magic: bytes) -> None:
         if magic.startswith(signature):
             why = "JSON, CSV, text, Parquet and Arrow are read."
             raise Unreadable("foreign-file", f"{name} is {kind}", why, "export the records as JSON Lines or CSV")
+    if path.suffix.lower() in (".yaml", ".yml", ".toml", ".xml", ".py") and start[:1] not in (b"{", b"["):
+        raise Unreadable(
+            "foreign-file",
+            f"{name} is no data file that is read here ({path.suffix.lower()})",
+            "JSON, CSV, text, Parquet and Arrow are read; its lines are not records.",
+            "export the records as JSON Lines or CSV",
+        )
     if magic[:2] == b"\x80\x04" or magic[:2] == b"\x80\x05":
         raise Unreadable(
             "pickle", f"{name} is a Python pickle", "Opening a pickle runs code from it.", "save it as JSON Lines"

@@ -330,6 +330,11 @@ class Records:
         if "row" in value and isinstance(value["row"], dict) and set(value) <= {"row", "row_idx", "truncated_cells"}:
             self.notes["wrapped-rows"] += 1
             return [value["row"]]
+        if len(value) > 1 and all(isinstance(row, dict) for row in value.values()):
+            rows = list(value.values())  # pandas writes tables so with orient="index"
+            if all(key.isdigit() for key in value) and all(row.keys() == rows[0].keys() for row in rows):
+                self.notes["columns-to-rows"] += 1
+                return rows
         if len(value) > 1 and set(value) <= COLUMNS:
             columns = list(value.values())
             if all(isinstance(column, dict) for column in columns) and all(
