@@ -200,7 +200,7 @@ def _is_mild(row: dict[str, Any]) -> bool:
 
 def _told(bus: str, row: dict[str, Any]) -> str:
     codes = ", ".join(str(code) for code in row["xids"])
-    by = f" in {', '.join(map(quote, row['processes']))}" if row["processes"] else ""
+    by = f", seen in {', '.join(map(quote, row['processes']))}" if row["processes"] else ""
     return f"{bus} Xid {codes} ({row['class']}{by})"
 
 
