@@ -218,6 +218,20 @@ def test_no_text_makes_it_raise(text: str) -> None:
         ({"type": "message", "role": "assistant", "content": [{"type": "text", "text": "x"}]}, "x", None),
         ({"candidates": [{"content": {"parts": [{"text": "x"}]}, "finishReason": "MAX_TOKENS"}]}, "x", "MAX_TOKENS"),
         ([{"generated_text": "x"}], "x", None),
+        (
+            {"object": "response", "output": [{"type": "message", "content": [{"type": "output_text", "text": "x"}]}]},
+            "x",
+            None,
+        ),
+        ({"outputs": [{"text": "x", "finish_reason": "length"}]}, "x", "length"),
+        ({"message": {"role": "assistant", "content": "x"}, "done_reason": "stop"}, "x", "stop"),
+        ({"choices": [{"message": {"content": None, "tool_calls": [{"function": {"arguments": "{}"}}]}}]}, "{}", None),
+        (
+            {"type": "message", "role": "assistant", "content": [{"type": "tool_use", "input": {"a": 1}}]},
+            '{"a": 1}',
+            None,
+        ),
+        ({"choices": [{"message": {"content": None, "refusal": "no"}}]}, "no", None),
         ({"other": 1}, None, None),
     ],
 )

@@ -75,6 +75,16 @@ CASES: dict[str, tuple[str | None, Any, str]] = {
     "oai-limit-enum": ("openai", strict({"x": {**TEXT, "enum": [f"v{number}" for number in range(1001)]}}), "root"),
     "oai-ft-model-keywords": ("openai-strict-finetuned", strict({"x": {**TEXT, "pattern": "^a$"}}), "properties.x"),
     "oai-pattern-props": ("openai", strict({"x": {"type": "array", "items": TEXT, "contains": TEXT}}), "properties.x"),
+    "oai-ref-siblings": (
+        "openai",
+        {**strict({"x": {"$ref": "#/$defs/a", "description": "d"}}), "$defs": {"a": strict({"y": TEXT})}},
+        "properties.x",
+    ),
+    "oai-pattern-lookaround": ("openai", strict({"x": {**TEXT, "pattern": "^(?!a)b$"}}), "properties.x"),
+    "oai-format": ("openai", strict({"x": {**TEXT, "format": "uri"}}), "properties.x"),
+    "oai-schema-draft": ("openai", strict({"x": {"type": "array", "items": [TEXT]}}), "properties.x"),
+    "ant-strict-pattern": ("anthropic", strict({"x": {**TEXT, "pattern": "^\\bb$"}}), "properties.x"),
+    "json-nullable": ("openai", strict({"x": {**TEXT, "nullable": True}}), "properties.x"),
     "oai-name": ("openai", tool("get weather"), "root"),
     "oai-tools-count": ("openai", [tool(f"f{number}") for number in range(129)], "tool f0: root"),
     "oai-desc-len": ("openai", tool(description="a" * 1025), "root"),
@@ -212,3 +222,18 @@ def test_every_nested_object_is_named() -> None:
 def test_schemas_are_found_in_what_providers_put_around_them(value: Any) -> None:
     (part,), _ = unwrap(json.loads(json.dumps(value)))
     assert part.schema == strict({"x": TEXT})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**strict({"x": {"$ref": "#/$defs/a"}}), "$defs": {"a": strict({"y": TEXT})}},
+        strict({"x": {**TEXT, "pattern": "^(?:a|b)(?P<n>c)\\(?=d$"}}),  # groups, and a bracket that is a letter
+        strict({"x": {**TEXT, "format": "date-time"}}),
+        strict({"x": {"type": "number", "exclusiveMinimum": 0}}),
+        strict({"x": {"type": ["string", "null"]}}),
+        strict({"format": TEXT, "pattern": TEXT, "nullable": TEXT}),  # properties of these names
+    ],
+)
+def test_what_the_strict_mode_takes_is_not_refused(schema: Any) -> None:
+    assert broken(schema, "openai") == []

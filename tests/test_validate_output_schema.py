@@ -220,3 +220,16 @@ def test_any_json_value_survives_wrap_recover_and_validate(value: Any, wrap: str
     result = judge_output(output, Validator(schema_of(value)))
     assert result["level"] == ("valid" if wrap == "{}" else "recoverable"), result
     assert result["extracted"] == value
+
+
+@pytest.mark.parametrize("name", ["reply.json", "reply.txt"])
+def test_the_reply_of_an_api_saved_as_it_came_is_opened(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reply = {"choices": [{"message": {"role": "assistant", "content": '{"a": 1'}, "finish_reason": "length"}]}
+    (tmp_path / name).write_text(json.dumps(reply, indent=1), encoding="utf-8")
+    (tmp_path / "s.json").write_text('{"type": "object", "required": ["a"]}', encoding="utf-8")
+    arguments = ["--schema", str(tmp_path / "s.json"), "--outputs", str(tmp_path / name), "--json"]
+    assert validate_output_schema.main(arguments) == 1
+    (only,) = json.loads(capsys.readouterr().out)["observed"]["results"]
+    assert only["code"] == "truncated"

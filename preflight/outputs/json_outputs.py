@@ -309,6 +309,8 @@ def _scalar(text: str, scan: _Scan, how: tuple[str, ...]) -> Recovered:
         pass
     if re.search(r"<parameter=|<invoke\b|<arg_key>", text):
         return Recovered(how=tuple(found), problem="no-json", detail="a tool call written in XML, not JSON")
+    if re.search(r"^\s*(?:```tool_code\s*|<\|python_tag\|>)?\[?[A-Za-z_][\w.]*\((?:\s*[A-Za-z_]\w*\s*=|\s*\))", text):
+        return Recovered(how=tuple(found), problem="no-json", detail="a tool call written as Python, not JSON")
     return Recovered(how=tuple(found), problem="no-json", detail="there is no JSON value in the output")
 
 

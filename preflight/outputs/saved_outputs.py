@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ def output_in(record: Any, fields: Collection[str] = OUTPUT_FIELDS) -> SavedOutp
     """The generated text in a record that a program saved; `text` is None when none of the known places holds one.
 
     Known: a bare string; the fields above; chat completions (`choices[0].message.content`, also inside a batch line's
-    `response.body`); a messages list, whose last assistant turn counts; content parts; Gemini candidates.
+    `response.body`); a messages list, whose last assistant turn counts; content parts; Gemini candidates; the Responses
+    API's `output`; vLLM's `outputs`; Ollama's `message`. Where an answer has no text its one tool call counts.
     """
     if isinstance(record, str):
         return SavedOutput(record, "")
@@ -57,6 +59,10 @@ def output_in(record: Any, fields: Collection[str] = OUTPUT_FIELDS) -> SavedOutp
         text = _text_of(holder.get("content", holder.get("parts")))
         if text is None:
             text = _text_of(holder.get("text"))
+        if text is None:
+            text = _call_of(holder)
+        if text is None and isinstance(holder.get("refusal"), str):
+            text = holder["refusal"]
         if text is not None:
             reason = holder.get("finish_reason") or holder.get("stop_reason") or holder.get("finishReason")
             return SavedOutput(text, place, str(reason) if reason else None)
@@ -98,6 +104,39 @@ def _completions(record: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]
                     break
     if body.get("type") == "message" and body.get("role") == "assistant":
         yield body, f"{prefix}content"
+    outputs = body.get("output")
+    if body.get("object") == "response" and isinstance(outputs, list):  # OpenAI's Responses API
+        for item in outputs:
+            if isinstance(item, dict) and item.get("type") == "message":
+                details = body.get("incomplete_details")
+                why = details.get("reason") if isinstance(details, dict) else None
+                yield {"content": item.get("content"), "finish_reason": why}, f"{prefix}output[].content"
+    outputs = body.get("outputs")
+    if isinstance(outputs, list) and len(outputs) == 1 and isinstance(outputs[0], dict) and "text" in outputs[0]:
+        yield outputs[0], f"{prefix}outputs[0].text"  # vLLM's RequestOutput
+    message = body.get("message")
+    if isinstance(message, dict) and message.get("role") == "assistant":  # Ollama
+        yield {**message, "finish_reason": body.get("done_reason")}, f"{prefix}message.content"
+
+
+def _call_of(holder: dict[str, Any]) -> str | None:
+    """The arguments of the one tool call that stands for the answer, as JSON text; None for none and for several."""
+    calls = [call.get("function") for call in holder.get("tool_calls") or [] if isinstance(call, dict)]
+    parts = holder.get("content")
+    made = [call.get("arguments") for call in calls if isinstance(call, dict)]
+    made += [part.get("input") for part in _dicts(parts) if part.get("type") == "tool_use"]
+    made += [
+        part["functionCall"].get("args")
+        for part in _dicts(holder.get("parts"))
+        if isinstance(part.get("functionCall"), dict)
+    ]
+    if len(made) != 1:
+        return None
+    return made[0] if isinstance(made[0], str) else json.dumps(made[0], ensure_ascii=False)
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _text_of(value: Any) -> str | None:
@@ -145,8 +184,10 @@ def read_outputs(
         return "folder", (PlacedOutput(item.name, _whole_text(item)) for item in inner)
     if not file.exists():
         raise UsageError(f"--outputs {path}: no such file")
-    if how == "whole" or (how == "auto" and not _holds_records(file, own_keys)):
+    if how == "whole":
         return "whole", iter([PlacedOutput(file.name, _whole_text(file))])
+    if how == "auto" and not _holds_records(file, own_keys):
+        return "whole", iter([_one_answer(file, own_keys)])
     try:
         records = read_records(file)
         if how == "auto":
@@ -156,6 +197,21 @@ def read_outputs(
         return "records", _record_outputs(records, field)
     except Unreadable as error:
         raise UsageError(f"--outputs {path}: {error.what}; {error.fix[0] if error.fix else error.why}") from error
+
+
+def _one_answer(file: Path, own_keys: Collection[str]) -> PlacedOutput:
+    """A file with one output: its text, or the text in the reply of an API that was saved as it came."""
+    text = _whole_text(file)
+    if text.lstrip().startswith("{"):
+        try:
+            reply = json.loads(text)
+        except (ValueError, RecursionError):
+            reply = None
+        if isinstance(reply, dict) and not set(own_keys) & reply.keys() and next(_completions(reply), None):
+            saved = output_in(reply, ())
+            if saved.text is not None:
+                return PlacedOutput(file.name, saved.text, saved.finish_reason, field=saved.field)
+    return PlacedOutput(file.name, text)
 
 
 def _whole_text(file: Path) -> str:

@@ -157,6 +157,10 @@ def _type_missing(lint: Lint) -> Iterator[Hit]:
         in_condition = bool({"if", "then", "else", "not", "dependentSchemas", "allOf"} & set(map(str, node.path)))
         if not in_condition and not any(key in node.schema for key in enough):
             yield node, "no type, anyOf, $ref, enum or const"
+        properties = node.schema.get("properties")
+        for name, value in properties.items() if isinstance(properties, dict) else ():
+            if value is True:
+                yield node, f"the property '{name}' is true: anything is allowed"
 
 
 def _enum_bad(lint: Lint) -> Iterator[Hit]:
@@ -336,6 +340,51 @@ def _array_items(lint: Lint) -> Iterator[Hit]:
         lambda node: "array" in node.types and "items" not in node.schema and "prefixItems" not in node.schema,
         "array schema missing items",
     )
+
+
+_ANNOTATIONS = {"$ref", "$defs", "definitions", "$schema", "$id"}
+
+
+def _ref_siblings(lint: Lint) -> Iterator[Hit]:
+    for node in lint.nodes:
+        beside = sorted(set(node.schema) - _ANNOTATIONS)
+        if isinstance(node.schema.get("$ref"), str) and beside:
+            yield node, f"$ref cannot have keywords {', '.join(beside[:4])} beside it"
+
+
+_LOOKAROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
+
+
+def _lookaround(lint: Lint) -> Iterator[Hit]:
+    for node in lint.nodes:
+        pattern = node.schema.get("pattern")
+        if isinstance(pattern, str) and _LOOKAROUND.search(pattern):
+            yield node, f"the pattern '{pattern}' looks ahead or behind"
+
+
+def _odd_pattern(lint: Lint) -> Iterator[Hit]:
+    for node in lint.nodes:
+        pattern = node.schema.get("pattern")
+        if isinstance(pattern, str) and (
+            _LOOKAROUND.search(pattern) or re.search(r"(?<!\\)(?:\\\\)*\\[bB1-9]", pattern)
+        ):
+            yield node, f"the pattern '{pattern}' looks around, refers back or names a word boundary"
+
+
+def _openai_format(lint: Lint) -> Iterator[Hit]:
+    known = re.findall(r"[\w-]+", lint.rule["check"].partition("outside ")[2])
+    for node in lint.nodes:
+        if isinstance(node.schema.get("format"), str) and "string" in node.types and node.schema["format"] not in known:
+            yield node, f"'{node.schema['format']}' is not a valid format"
+
+
+def _older_draft(lint: Lint) -> Iterator[Hit]:
+    for node in lint.nodes:
+        if isinstance(node.schema.get("items"), list):
+            yield node, "'items' is a list"
+        for key in ("exclusiveMinimum", "exclusiveMaximum"):
+            if isinstance(node.schema.get(key), bool):
+                yield node, f"'{key}' is true or false, not a number"
 
 
 # --- Anthropic -------------------------------------------------------------------------------------------------------
@@ -591,6 +640,10 @@ LOOKS: dict[str, Callable[[Lint], Iterator[Hit]]] = {
     "oai-limit-enum": _limit_enum,
     "oai-ft-model-keywords": _keywords_of_rule,
     "oai-pattern-props": _keywords_of_rule,
+    "oai-ref-siblings": _ref_siblings,
+    "oai-pattern-lookaround": _lookaround,
+    "oai-format": _openai_format,
+    "oai-schema-draft": _older_draft,
     "oai-name": _name,
     "oai-tools-count": _tools_count,
     "oai-desc-len": _desc_len,
@@ -602,6 +655,7 @@ LOOKS: dict[str, Callable[[Lint], Iterator[Hit]]] = {
     "ant-strict-recursive": _recursive,
     "ant-strict-numeric": _numeric,
     "ant-strict-string": _numeric,
+    "ant-strict-pattern": _odd_pattern,
     "ant-strict-array": _min_items,
     "ant-strict-ref": _external_ref,
     "ant-strict-enum": _enum_primitive,
@@ -626,6 +680,9 @@ LOOKS: dict[str, Callable[[Lint], Iterator[Hit]]] = {
     "lcp-prefixitems": lambda lint: _present(lint, ["prefixItems"]),
     "lcp-format": _lcp_format,
     "lcp-big-repeat": _big_repeat,
+    "json-nullable": lambda lint: _each(
+        lint, lambda node: node.schema.get("nullable") is True, "'nullable' is ignored: null stays forbidden"
+    ),
     "any-valid": _any_valid,
     "any-required-exists": _required_exists,
     "any-type-missing": _type_missing,
