@@ -44,7 +44,7 @@ def groups_of(evidence: str, items: Sequence[Compared], static_of: Mapping[str, 
     for group in ("all", "several GPUs", *METHODS):
         part = [item for item in items if group in _groups(item)]
         made: dict[str, Any] = {}
-        for metric in ("allocated", "reserved"):
+        for metric in ("allocated", "reserved", "moving"):
             ratios = {
                 item.row.id: ratio for item in part if (ratio := _ratio(evidence, item, metric, table, static_of))
             }
@@ -145,17 +145,25 @@ def _groups(item: Compared) -> tuple[str, ...]:
 def _ratio(
     evidence: str, item: Compared, metric: str, table: Mapping[str, Any], static_of: Mapping[str, int]
 ) -> float | None:
-    """Measured over estimated; the closed form's reserved peak is made with the table's own share of cache."""
-    made, plan, measured = item.estimate, item.row.plan, item.row.readings.get(metric)
+    """Measured over estimated; the closed form's reserved peak is made with the table's own share of cache.
+
+    "moving": the same of the reserved peaks, each less what is static.
+    """
+    made, plan, measured = item.estimate, item.row.plan, item.row.readings.get(_READING[metric])
     if made is None or plan is None or measured is None:
         return None
     if metric == "allocated":
         return measured / made.allocated_bytes
-    if evidence == "rehearsed":
-        return measured / made.reserved_bytes
-    name = "eager" if plan.attention == "eager" else "quantised" if plan.quantised else "plain"
     static = static_of[item.row.id]
-    return measured / (static + (made.allocated_bytes - static) * table["cache"][name])
+    expected: float = made.reserved_bytes
+    if evidence == "closed":
+        name = "eager" if plan.attention == "eager" else "quantised" if plan.quantised else "plain"
+        expected = static + (made.allocated_bytes - static) * table["cache"][name]
+    less = static if metric == "moving" else 0
+    return (measured - less) / (expected - less)
+
+
+_READING = {"allocated": "allocated", "reserved": "reserved", "moving": "reserved"}
 
 
 def _bounds(ratios: Iterable[float]) -> list[float]:

@@ -71,6 +71,16 @@ class Builder:
         # on its context, which lives as long as the graph does, not only until its own backward
         self.keeps_4bit_input = version_of(plan.bitsandbytes) < (0, 43, 2)
         self.outliving: list[Storage] = []
+        self.stacked = self._stacked()
+
+    def _stacked(self) -> dict[str, int]:
+        """Adapted stacks of experts, by path, with the multiple of the rank that peft gives them."""
+        stacks = self.shape.moe is not None and any(m.kind == "experts" for g in self.shape.groups for m in g.modules)
+        if not stacks or not self.plan.adapters or self.plan.method in ("ia3", "prefix_tuning"):
+            return {}
+        from preflight.model.lora import ALL_LINEAR, stacked_multiples
+
+        return stacked_multiples(self.shape, self.plan.target_modules or ALL_LINEAR)
 
     # -- linear layers
 
@@ -173,7 +183,9 @@ class Builder:
         base = y
         if self.quantised(module) and self.plan.method in ("qlora", "lora_int8"):
             y = tape.op(f"{name} output", [y], rows, out, y.width, passes=True)  # defensive clone
-        wide = tape.cast(x, self.adapter, f"{name} input in {self.adapter * 8} bit") if self.cast is None else x
+        # plain layers bring their input to the adapter's width always, quantised ones not under autocast
+        brought = self.cast is None or not self.quantised(module)
+        wide = tape.cast(x, self.adapter, f"{name} input in {self.adapter * 8} bit") if brought else x
         inner = wide
         if self.plan.lora_dropout:
             mask = Storage(
@@ -197,7 +209,10 @@ class Builder:
         scaled = tape.op(f"{name} scaled", [b], rows, out, width)
         if self.quantised(module) and self.cast is None:
             scaled = tape.cast(scaled, y.width)
-        total = tape.op(f"{name} + adapter", [y, scaled], rows, out, max(y.width, scaled.width), passes=True)
+        # DoRA multiplies both outputs with a trained magnitude: they stay (peft tuners/lora/dora.py)
+        both = [base, b] if self.plan.use_dora else []
+        widest = max(y.width, scaled.width)
+        total = tape.op(f"{name} + adapter", [y, scaled], rows, out, widest, passes=not both, keeps=both)
         tape.hold(wide, y, base)
         return tape.cast(total, y.width, f"{name} output")
 
@@ -591,6 +606,20 @@ class Builder:
             inner = tape.cast(inner, self.plain)
         return self.linear(tape, inner, down)
 
+    def stack_elements(self, module: Module) -> tuple[int, int]:
+        """Elements of A and B of an adapted stack of experts (both for each expert) or of a router."""
+        rank = self.plan.lora_rank * self.stacked[module.path]
+        times = module.shape[0] if len(module.shape) == 3 else 1
+        return rank * times * module.in_features, rank * times * module.out_features
+
+    def _stack_with_adapter(self, tape: Tape, module: Module, width: int) -> Value:
+        """The whole stack with its adapters added, made anew in each pass, because the product takes one tensor.
+
+        Source: peft tuners/lora/layer.py, ParamWrapper (parametrisation by baddbmm).
+        """
+        grad = sum(self.stack_elements(module)) * self.adapter
+        return tape.op(f"{module.name} with adapters", [], 1, module.parameters, width, trains=True, weight_grad=grad)
+
     def experts(self, tape: Tape, x: Value, group: Layers) -> Value:
         """Routed experts as transformers 5 runs them: tokens sorted by expert, one grouped product per matrix.
 
@@ -616,8 +645,11 @@ class Builder:
         loop = self.capability < 8.0
         keeps = self.full or loop
         frozen = [m.parameters * self.plain if loop and not self.full else 0 for m in (up, down)]
-        first = tape.op("experts up", [entry], rows, wide, width, keeps=[entry] if keeps else [], trains=self.full,
-                        backward_extra=frozen[0],
+        product = [entry]
+        if up.path in self.stacked:
+            product.append(self._stack_with_adapter(tape, up, width))
+        first = tape.op("experts up", product, rows, wide, width, keeps=product if keeps or product[1:] else [],
+                        trains=self.full, backward_extra=frozen[0],
                         weight_grad=(up.parameters * self.plain) if self.full else 0)  # fmt: skip
         gate = tape.view(first, rows, moe.width)
         if self.shape.model_type == "gpt_oss":
@@ -633,9 +665,12 @@ class Builder:
         elif wide == 2 * moe.width:
             bent = tape.op("experts gated", [bent, tape.view(first, rows, moe.width)], rows, moe.width, width,
                            keeps=[bent, first])  # fmt: skip
-        second = tape.op("experts down", [bent], rows, x.columns, width, keeps=[bent] if keeps else [],
-                         backward_extra=frozen[1],
-                         trains=self.full, weight_grad=(down.parameters * self.plain) if self.full else 0)  # fmt: skip
+        product = [bent]
+        if down.path in self.stacked:
+            product.append(self._stack_with_adapter(tape, down, width))
+        second = tape.op("experts down", product, rows, x.columns, width, keeps=product if keeps or product[1:] else [],
+                         trains=self.full, backward_extra=frozen[1],
+                         weight_grad=(down.parameters * self.plain) if self.full else 0)  # fmt: skip
         weighted = tape.op("experts weighted", [second, picked], rows, x.columns, 4, keeps=[second, picked])
         ordered = tape.op("experts in order", [weighted], rows, x.columns, 4)
         summed = tape.op("experts summed", [ordered], x.rows, x.columns, 4)

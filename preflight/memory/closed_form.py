@@ -180,10 +180,13 @@ def components_of(rows: list[Held]) -> tuple[Component, ...]:
 def static_bytes(rows: Iterable[Held]) -> int:
     """Bytes of weights, their scales and optimizer states among the lines of a peak."""
     kinds = ("static", "adapter", "quantisation", "optimizer")
-    return sum(row.bytes for row in rows if row.kind in kinds and row.name != _FOREACH)
+    return sum(row.bytes for row in rows if row.kind in kinds and row.name not in (_FOREACH, _STEP))
 
 
-_FOREACH = "foreach temporary"
+# peft utils/constants.py: attention's keys and values, and the input of the last layer of the MLP
+_IA3_FEEDFORWARD = ("down_proj", "fc2", "w2", "dense_4h_to_h", "wo")
+_IA3_TARGETS = ("k_proj", "v_proj", "k", "v", "key", "value", "query_key_value", "c_attn", "c_proj", *_IA3_FEEDFORWARD)
+_FOREACH, _STEP = "foreach temporary", "temporaries of the step"
 
 
 def context_bytes(plan: Plan) -> int:
@@ -328,6 +331,9 @@ class _Counted:
             elif self.build.litgpt and self.build.targeted(module):
                 for elements in litgpt.adapter_elements(plan, self.shape, module):
                     yield elements, adapter, copies
+            elif module.path in self.build.stacked:
+                for elements in self.build.stack_elements(module):
+                    yield elements, adapter, copies
             elif self.build.targeted(module):
                 yield plan.lora_rank * module.in_features, adapter, copies
                 yield plan.lora_rank * module.out_features, adapter, copies
@@ -335,6 +341,27 @@ class _Counted:
                     yield module.out_features, adapter, copies
             elif plan.modules_to_save and (module.name in plan.modules_to_save or module.path in plan.modules_to_save):
                 yield module.parameters * times, max(adapter, self.build.plain), 1
+        if not resting:
+            yield from self.read_other_adapters()
+        head = self.shape.head_path
+        tied = bool(self.shape.embedding_parameters) and not self.shape.head_parameters
+        if tied and not resting and plan.adapters and {head, head.rpartition(".")[2]} & set(plan.modules_to_save):
+            yield self.shape.embedding_parameters, max(adapter, self.build.plain), 1  # a copy of the tied head
+
+    def read_other_adapters(self) -> Iterator[tuple[int, int, int]]:
+        """The same for IA3 (a vector per adapted layer) and prefix tuning (keys and values of virtual tokens)."""
+        plan, shape, adapter = self.plan, self.shape, self.build.adapter
+        if plan.method == "prefix_tuning":
+            width = (shape.kv_heads or shape.heads or 0) * (shape.head_dim or 0)
+            yield (shape.layers or 0) * 2 * plan.virtual_tokens * width, adapter, 1
+        if plan.method != "ia3":
+            return
+        wanted = plan.target_modules or _IA3_TARGETS
+        for module, times, stack in shape.occurrences():
+            if module.kind not in ("linear", "conv1d") or module.name not in wanted or of_a_tower(module, stack):
+                continue
+            vector = module.in_features if module.name in _IA3_FEEDFORWARD else module.out_features
+            yield vector, adapter, module.per_layer * times
 
     def gradients(self) -> int:
         """Bytes of all gradients."""
@@ -462,6 +489,10 @@ class _Counted:
         states = [Held("optimizer states", size, self.states_text(size), "optimizer")] if size else []
         gradients = self.gradients()
         grads = Held("gradients", gradients, self.trained_text(gradients), "gradients")
+        if plan.optimizer_in_backward:  # each gradient goes as soon as its parameter has been stepped
+            elements, each, _ = max(self.trained_tensors, default=(0, 4, 0))
+            grads = Held("gradient of one parameter", _block(elements * each), f"{elements} x {each} B", "gradients")
+            gradients = 0
         waiting = [grads] if plan.gradient_accumulation > 1 else []
         profile, held = self.loss
         wide = held // max(1, plan.tokens * self.build.vocabulary)
@@ -496,8 +527,17 @@ class _Counted:
             yield f"backward of the last layer{label}", [*before, *held_rows, *others, *head_grads, *work]
             one = Held("hidden states kept at checkpoints", hidden, self.hidden_text(1), "activation")
             yield f"backward of the first layer{label}", [*base, *states, *held_rows, grads, one, *without]
-        once = self.step_temporary()
-        step = [Held(_FOREACH, once, self.trained_text(once), "optimizer")] if once else []
+        once, text = self.step_temporary()
+        called = _FOREACH if plan.optimizer_name() == "adamw_torch" else _STEP
+        step = [Held(called, once, text, "optimizer")] if once else []
+        if not plan.adapters and not plan.optimizer_in_backward:
+            # a tied embedding gets the head's gradient, its own and their sum; a sum into gradients that wait
+            tied = not self.shape.head_parameters and not self.shape.encoder_only and plan.loss != "classification"
+            times = 2 * tied + (plan.gradient_accumulation > 1)
+            size = self.shape.embedding_parameters * self.build.plain * times
+            text = f"{times} x {self.shape.embedding_parameters} x {self.build.plain} B"
+            last_row = [Held("gradients of the embedding on their way", size, text, "gradients")] if size else []
+            yield "backward of the embedding", [*base, *states, grads, *held_rows, *last_row]
         yield "optimizer step", [*base, *states, grads, *held_rows, *step]
         yield "loading", self.loading()
 
@@ -579,11 +619,22 @@ class _Counted:
         terms += [f"{plain} x {self.build.plain} B"] if plain or not packed else []
         return packed // 2 + plain * self.build.plain, " + ".join(terms)
 
-    def step_temporary(self) -> int:
-        """A foreach step makes one list as large as the parameters (the square roots of the second moments)."""
-        if self.plan.optimizer_name() in ("adamw_torch", "adafactor", "muon"):
-            return self.gradients()
-        return 0
+    def step_temporary(self) -> tuple[int, str]:
+        """Bytes that the optimizer step works on beside its states, and the product behind them.
+
+        A foreach AdamW makes one list as large as the gradients (the square roots of the second moments). Adafactor
+        goes tensor by tensor in float32: squares, update, and copies of gradient and weight where these are in half
+        precision (transformers optimization.py). Muon orthogonalises one matrix at a time in bfloat16.
+        """
+        name = self.plan.optimizer_name()
+        if name == "adamw_torch" and not self.plan.optimizer_in_backward:
+            size = self.gradients()
+            return size, self.trained_text(size)
+        elements, width, _ = max(self.trained_tensors, default=(0, 4, 0))
+        if name == "adafactor":
+            each = 8 if width == 4 else 16
+            return elements * each, f"{elements} x {each} B"
+        return (elements * 6, f"{elements} x 3 x 2 B") if name == "muon" else (0, "")
 
     def loading(self) -> list[Held]:
         """The highest point of loading: all weights, and the largest one twice while it is quantised or cast."""

@@ -37,15 +37,17 @@ def interval(
         expected = int(static + moving * share)
     widest = document["unmeasured"]
     low, most = bounds["allocated"] if "allocated" in bounds else widest["allocated"]
-    if "reserved" in bounds:
-        high = max(expected, allocated) * max(1.0 + least, bounds["reserved"][1])
+    if "moving" in bounds:
+        above = static + (max(expected, allocated) - static) * bounds["moving"][1]
+        high = max(above, max(expected, allocated) * (1.0 + least))
     else:
         high = max(expected, (static + moving * document["largest_cache"]) * max(1.0, most)) * (1.0 + least)
     return int(allocated * min(1.0 - least, low)), int(high), expected
 
 
 def spread(groups: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """Measured over estimated for this plan, as far as published rows cover it: allocated and reserved [low, high]."""
+    """Measured over estimated for this plan, as far as published rows cover it: [low, high] of the allocated peak, of
+    the reserved one, and of what of it is not static ("moving")."""
     if plan.gpus > 1:
         return dict(groups.get("several GPUs", {}))
     return dict(groups.get("full" if plan.method == "freeze" else plan.method, {}))

@@ -80,6 +80,20 @@ def reach(shape: ModelShape, targets: str | Sequence[str], r: int, target_parame
     )
 
 
+def stacked_multiples(shape: ModelShape, targets: str | Sequence[str]) -> dict[str, int]:
+    """Stacks of experts and routers that these targets adapt, by path: the multiple of r each gets; {} when refused."""
+    everything = list(shape.occurrences())
+    _, parameters = _converted(shape, targets, (), facts.table("peft_rules"), everything)
+    if isinstance(parameters, str):
+        return {}
+    return {
+        module.path: multiple
+        for module, _, _ in everything
+        for name, multiple in parameters.items()
+        if module.kind in ("experts", "router") and _is_parameter(module, name)
+    }
+
+
 def _adapter(module: Module, r: int) -> int:
     """Elements of A and B for one kind of module in one layer."""
     if module.kind in ("experts", "router") and len(module.shape) == 3:
