@@ -238,3 +238,9 @@ def test_no_text_makes_it_raise(text: str) -> None:
 def test_the_generated_text_is_found_where_programs_save_it(record: Any, text: str | None, finish: str | None) -> None:
     saved = output_in(record)
     assert (saved.text, saved.finish_reason) == (text, finish)
+
+
+def test_quotes_in_the_spelling_of_html_are_read() -> None:
+    found = recover("{&quot;a&quot;: &quot;x &amp; y&quot;}")
+    assert (found.value, found.how, found.strict) == ({"a": "x & y"}, ("html-entities",), False)
+    assert recover('{"a": "&quot;"}').value == {"a": "&quot;"}  # inside a string it is what it is

@@ -6,6 +6,7 @@ has no value. Nothing is evaluated as code.
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Collection
@@ -122,6 +123,10 @@ def recover(text: str, types: Collection[str] | None = None) -> Recovered:
     unescaped = _unescaped(peeled)
     if unescaped is not None:
         return _judged([unescaped], (*how, "escaped-quotes"), False)
+    if "&quot;" in peeled and '"' not in peeled:
+        plain = _whole(html.unescape(peeled).strip())
+        if plain is not None:
+            return _judged([plain], (*how, "html-entities"), False)
     return _opened(_choose(peeled, how, types), types)
 
 

@@ -20,6 +20,7 @@ RECOVERIES = {
     "python-literals": "Python literals instead of JSON",
     "single-quotes": "single quotes instead of double quotes",
     "smart-quotes": "typographic quotes",
+    "html-entities": "HTML's spelling of quotes (&quot;)",
     "unquoted-keys": "keys without quotes",
     "trailing-comma": "a trailing comma",
     "missing-comma": "a missing comma at a line end",
