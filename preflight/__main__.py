@@ -167,6 +167,10 @@ def resolve_job(args: argparse.Namespace) -> tuple[str, list[str], dict[str, Any
     if looks_local and not path.exists():
         raise UsageError(f"MODEL {args.model}: no such directory")
     model = str(path) if path.exists() else args.model
+    if path.is_dir() and path.resolve() == shipped("examples", "smollm2-135m-instruct").resolve():
+        from preflight.task.example_model import example_model
+
+        model = str(example_model())  # the same files with their weights
     job = {"model_name": Path(args.model).name, "model": args.model}
     if args.data:
         job |= {"data": args.data, "data_name": Path(args.data).name}
@@ -184,6 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return render_again(arguments[1:])
     args = make_parser().parse_args(arguments)
     report = None if args.no_report else args.report or (None if args.json else DEFAULT_REPORT)
+    if args.recipe:
+        check_folder(args.recipe)
     if args.open and not report:
         raise UsageError("--open: without a report there is no page; leave --no-report out or give --report PATH")
     model, data, job = resolve_job(args)
@@ -230,20 +236,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def say_recipe(args: argparse.Namespace, model: str, document: dict[str, Any]) -> None:
     """Write the recipe for what was just judged, or say why there is none. Raises UsageError as `write_recipe` does."""
     from preflight.facts import shipped
-    from preflight.plan import Plan
+    from preflight.plan import plan_of
     from preflight.recipe import write_recipe
 
-    if document["verdict"]["answer"] == "no":
-        say("--recipe: none was written, because the verdict is no; see the fixes above")
-        return
     memory = document["sections"].get("model_analyzer", {}).get("observed", {}).get("memory") or {}
     if not memory.get("plan"):
         say("--recipe: none was written, because the model stage judged no plan")
         return
-    settings: dict[str, Any] = {
-        key: tuple(item) if isinstance(item, list) else item for key, item in memory["plan"].items()
-    }
-    plan = Plan(**settings)
+    best = next(iter((memory.get("would_fit") or {}).get("best") or ()), None)
+    if document["verdict"]["answer"] == "no" and (best is None or not only_memory_fails(document)):
+        say("--recipe: none was written, because the verdict is no; see the fixes above")
+        return
+    plan = plan_of(memory["plan"])
+    if memory.get("verdict") in ("marginal", "no") and best is not None and not best["plan"]["offload"]:
+        plan = plan_of(best["plan"])
+        say(f"--recipe: it is written for the plan that fits with certainty: `{best['flags']}`")
+    elif memory.get("verdict") == "no":
+        say("--recipe: none was written, because no plan that it covers fits; see the fixes above")
+        return
     if args.data:
         train, held_out = args.data, None
     elif args.model is None:
@@ -252,6 +262,29 @@ def say_recipe(args: argparse.Namespace, model: str, document: dict[str, Any]) -
         raise UsageError("--recipe: needs --data FILE, the conversations to train on")
     written = write_recipe(args.recipe, model, train, plan, document, eval_data=held_out)
     print(f"\nRecipe: {args.recipe} ({', '.join(path.name for path in written)}); start with its README.md")
+
+
+def check_folder(folder: str) -> None:
+    """Whether a recipe can be written there. Raises UsageError before minutes are spent on what it would hold."""
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"--recipe {folder}: exists and is not empty; name a new folder")
+    above = target.absolute().parent
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UsageError(f"--recipe {folder}: cannot be written (no new folder can be made in {above})")
+
+
+def only_memory_fails(document: dict[str, Any]) -> bool:
+    """Whether the memory of the plan is all that stands in the way."""
+    failed = [
+        finding["code"]
+        for section in document["sections"].values()
+        for finding in section["findings"]
+        if finding["level"] == Level.FAIL.value and section["stage"] != "task_evaluator"
+    ]
+    return bool(failed) and all(code == "memory-fit-no" for code in failed)
 
 
 def show_page(page: Path) -> None:

@@ -191,7 +191,7 @@ _CHANGES_MEMORY = (
 def _left_over(flat: Mapping[str, Any], taken: Mapping[str, str], notes: list[str]) -> None:
     """Notes on keys that change the memory of a step and were not taken over, and on near misses of those that are."""
     for key, value in flat.items():
-        if key in _CHANGES_MEMORY and value not in (None, False, 0, 1, ""):
+        if key in _CHANGES_MEMORY and value and (value is True or value != 1):  # a size of 1 divides nothing
             notes.append(f"{key} is not taken over, although it can change the memory of a step")
         elif key not in taken:
             near = difflib.get_close_matches(key, taken, n=1, cutoff=0.87)

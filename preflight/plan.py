@@ -272,7 +272,7 @@ def _checked(where: str, key: str, name: str, value: Any) -> Any:
         return text
     if name in _WHOLE:
         if isinstance(value, bool) or not isinstance(value, int) or not _WHOLE[name] <= value <= 10**9:
-            raise wrong(f"a whole number of at least {_WHOLE[name]}")
+            raise wrong(f"a whole number from {_WHOLE[name]} to 1,000,000,000")
         return value
     if name in _YES_NO:
         if not isinstance(value, bool):

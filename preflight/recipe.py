@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from preflight.facts import shipped, table
 from preflight.plan import Plan
 from preflight.training_config import METHODS, configuration, recipe_plan, render, settings
 from preflight.training_data import Split, write_data
+from preflight.wheels import INDEX
 
 EVALUATOR_NEEDS = ("jsonschema", "psutil", "filelock", "packaging", "tqdm", "PyYAML", "Jinja2")
 
@@ -134,7 +137,7 @@ def _write_files(
             "requirements.txt.j2",
             proof=f"Pins: {where}.",
             python="3.11" if "transformers==5." in " ".join(lines) else "",
-            options=[],
+            options=_torch_source(on_cpu),
             pins=lines,
             evaluator_pins=[f"{name}=={tested[name]}" if name in tested else name for name in EVALUATOR_NEEDS],
         ),
@@ -146,7 +149,7 @@ def _write_files(
             python_words=" of Python 3.11 or newer",
             count=split,
             eval_origin="your evaluation data" if own_eval else "held out, the same as valid.jsonl",
-            notes=[*_notes(split, plan), _torch_note(record, lines[0])],
+            notes=[*_notes(split, plan), *_weights_note(path), _torch_note(record, lines[0])],
             judged_lines=judged,
         ),
     }
@@ -161,7 +164,10 @@ def _observed(record: Mapping[str, Any] | None, stage: str) -> Mapping[str, Any]
 
 
 def _without_gpu(record: Mapping[str, Any] | None) -> bool:
-    card = (_observed(record, "model_analyzer").get("card") or {}).get("name")
+    seen = _observed(record, "model_analyzer")
+    if ((seen.get("memory") or {}).get("budget") or {}).get("assumed"):
+        return False  # judged for a card that was named by its size, which need not be here
+    card = (seen.get("card") or {}).get("name")
     return _observed(record, "gpu_probe").get("gpu_present") is False and card in (None, "CPU")
 
 
@@ -175,6 +181,29 @@ def _torch_note(record: Mapping[str, Any] | None, pin: str) -> str:
         "Install torch first where the build matters (a GPU with an older driver, or none at all): "
         "`bash install_pytorch.sh` of finetune-preflight names the command."
     )
+
+
+def _torch_source(on_cpu: bool) -> list[str]:
+    """Lines that keep gigabytes of CUDA libraries off a Linux machine without a GPU: its index has the CPU build.
+
+    Not where a folder of wheels that pip is told of has a torch already: that machine may not reach the index.
+    """
+    folders = os.environ.get("PIP_FIND_LINKS", "").split()
+    if not on_cpu or sys.platform != "linux" or any(glob.glob(os.path.join(at, "torch-*.whl")) for at in folders):
+        return []
+    return [
+        "# The build of torch for the CPU, without gigabytes of CUDA libraries.",
+        f"--extra-index-url {INDEX}cpu",
+    ]
+
+
+def _weights_note(model: Path) -> list[str]:
+    if not model.is_dir() or any(model.glob("*.safetensors")) or any(model.glob("*.bin")):
+        return []
+    return [
+        f"There are no weight files in {model}: put them there, or set `model_name_or_path` in training_config.yaml to "
+        "a directory or a hub id that has them."
+    ]
 
 
 def _home() -> Path:

@@ -1,6 +1,7 @@
 """yes, marginal or no, and what would fit."""
 
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import model_analyzer
-from preflight.console import run_main
+from preflight.console import UsageError, run_main
 from preflight.findings import Level
 from preflight.machine import Machine
 from preflight.memory.budget import Budget, judge, named_card, verdict
 from preflight.memory.closed_form import estimate
+from preflight.memory.evidence import append, check_file, compared, comparison, row, wanted
 from preflight.memory.report import memory
 from preflight.memory.schedule import read_lengths, schedule
 from preflight.memory.speed import card_named, seconds, work
@@ -199,3 +201,106 @@ def test_updates_and_hours_follow_from_the_data(tmp_path):
     assert made["hours"][0] == pytest.approx(once[0] * 26 * 0.5 / 3600, abs=0.001)
     packed = schedule(LLAMA, replace(plan, packing=True), found, 1.0, None)
     assert (packed["updates"], packed["hours"]) == (7, None)  # 50 sequences of 400 in batches of 8
+
+
+# --- what stands around a card -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        ("A02-gb10-unified-memory", "CPU and GPU share this memory"),
+        ("A04-mig-table-slices", "The card is split (MIG): only the slice counts."),
+        ("A07-wsl2-two-versions", "Under WSL2 the Windows desktop holds a part of the card"),
+        ("A08-windows-wddm", "the driver may move memory to the host instead of failing"),
+        ("A08-windows-wddm", "1.70 GiB is held by other processes and was taken off."),  # 1745 MiB in its table
+    ],
+)
+def test_what_stands_around_a_recorded_card_is_said_with_the_budget(capsys, machine, words):
+    folder = ROOT / "tests" / "wild" / "A-gpu" / machine
+    model = str(ROOT / "tests/configs/meta-llama__Llama-3.2-1B")
+    run_main(model_analyzer.main, [model, "--method", "lora", "--replay", str(folder), "--json", "--no-report"])
+    section = json.loads(capsys.readouterr().out)
+    [fit] = [finding for finding in section["findings"] if finding["code"].startswith("memory-fit-")]
+    assert words in fit["why"]
+    assert "of CUDA context" in fit["what"]
+
+
+# --- evidence ------------------------------------------------------------------------------------------------------
+
+
+def test_auto_rehearses_only_where_the_packages_are_and_are_those_that_are_judged():
+    there = {"torch": "2.13.0", "transformers": "5.24.0", "peft": "0.21.2"}
+    assert wanted("auto", there, (), needs_code=False)
+    assert not wanted("auto", {**there, "peft": ""}, (), needs_code=False)
+    assert not wanted("auto", None, (), needs_code=False)
+    assert not wanted("auto", there, ("transformers",), needs_code=False)
+    assert not wanted("auto", there, (), needs_code=True)
+    assert wanted("rehearsed", None, (), needs_code=True)
+    assert not wanted("closed", there, (), needs_code=False)
+
+
+def test_a_recorded_machine_that_was_never_asked_keeps_its_closed_form(capsys):
+    folder = ROOT / "tests" / "wild" / "A-gpu" / "A08-windows-wddm"
+    model = str(ROOT / "tests/configs/meta-llama__Llama-3.2-1B")
+    run_main(model_analyzer.main, [model, "--evidence", "auto", "--replay", str(folder), "--json", "--no-report"])
+    section = json.loads(capsys.readouterr().out)
+    assert not [finding for finding in section["findings"] if finding["code"] == "rehearsal-failed"]
+    assert any(finding["code"].startswith("memory-fit-") for finding in section["findings"])
+
+
+def test_three_kinds_of_evidence_are_put_side_by_side_and_kept_as_a_row(tmp_path):
+    def kind(name, allocated, reserved):
+        part = {"bytes": allocated}
+        return {
+            "estimate": {
+                "evidence": name,
+                "allocated_bytes": allocated,
+                "reserved_bytes": reserved,
+                "context_bytes": 1,
+                "moments_bytes": {"step": allocated},
+                "components": {"activations": part},
+                "versions": {"torch": "2"},
+            }
+        }
+
+    observed = {**kind("closed form", 110, 220), "rehearsal": kind("rehearsed", 99, 201), "plan": {"method": "lora"}}
+    observed["measured"] = kind("measured on the GPU", 100, 200)
+    found = comparison(observed)
+    assert found["kinds"] == ["closed form", "rehearsed", "measured on the GPU"]
+    assert found["off_pct"]["closed form"] == {"allocated_bytes": 10.0, "reserved_bytes": 10.0}
+    assert found["off_pct"]["rehearsed"]["allocated_bytes"] == -1.0
+    assert found["components"]["activations"] == {"closed form": 110, "rehearsed": 99, "measured on the GPU": 100}
+    assert compared({"comparison": found}).level is Level.OK
+    kept = row("mine", observed, "NVIDIA L4")
+    assert (kept["device"], kept["allocated_bytes"], kept["rehearsed_bytes"], kept["closed_form_bytes"]) == (
+        "NVIDIA L4", 100, 99, 110,
+    )  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    append(str(file), kept)
+    append(str(file), kept)
+    assert [json.loads(line)["config"] for line in file.read_text().splitlines()] == ["mine", "mine"]
+    without = comparison({**observed, "measured": {"estimate": None}})
+    assert compared({"comparison": without}).level is Level.UNKNOWN
+
+
+@pytest.mark.parametrize("target", ["", "missing/rows.jsonl"])
+def test_a_file_that_cannot_be_appended_to_is_refused_before_anything_is_run(tmp_path, target):
+    with pytest.raises(UsageError, match="cannot be written"):
+        check_file(str(tmp_path / target))
+
+
+@pytest.mark.slow
+def test_the_same_step_rehearsed_and_measured_on_this_cpu_agree_and_are_kept(tmp_path, capsys):
+    for needed in ("torch", "transformers", "peft"):
+        pytest.importorskip(needed)
+    file = tmp_path / "rows.jsonl"
+    model = str(ROOT / "examples" / "smollm2-135m-instruct")
+    flags = ["--here", "--method", "lora", "--seq-len", "64", "--compare-to", str(file), "--python", sys.executable]
+    run_main(model_analyzer.main, [model, *flags, "--json", "--no-report"])
+    memory_seen = json.loads(capsys.readouterr().out)["observed"]["memory"]
+    kept = json.loads(file.read_text())
+    assert kept["device"] == "CPU" and kept["out_of_memory"] is False
+    assert kept["rehearsed_bytes"] == pytest.approx(kept["allocated_bytes"], rel=0.02)
+    assert kept["closed_form_bytes"] == pytest.approx(kept["allocated_bytes"], rel=0.15)  # it counts CUDA's kernels
+    assert memory_seen["comparison"]["kinds"] == ["closed form", "rehearsed", "measured on the CPU"]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from preflight.console import UsageError
+import model_analyzer
+from preflight.console import UsageError, run_main
 from preflight.facts import table
 from preflight.foreign_configs import read_settings
 from preflight.plan import Plan, read_plan
@@ -82,7 +83,7 @@ def test_a_plan_survives_being_written_and_read(tmp_path, plan):
         ("evaluation_strategy: steps", "use eval_strategy"),
         ("warmup_ratio: 0.1", "use warmup_steps"),
         ("no_cuda: true", "use use_cpu"),
-        ("use_peft: true\nlora_r: many", "'many' is not allowed; a whole number of at least 1"),
+        ("use_peft: true\nlora_r: many", "'many' is not allowed; a whole number from 1 to 1,000,000,000"),
         ("model_name_or_path: m\nload_in_4bit: true\nuse_peft: false", "use_peft: must be true"),
         ("model_name_or_path: m\nload_in_4bit: true\nload_in_8bit: true", "choose one"),
         ("- a list", "not a mapping"),
@@ -270,3 +271,38 @@ def test_the_known_keys_are_those_of_the_installed_trl_and_its_parser_reads_the_
     assert found.pop("unknown") == []  # `trl sft` hands unknown keys on to accelerate, which stops at them
     assert found.pop("read") == [0.03, 0.0002, "all-linear", "bfloat16"]
     assert found == {name: keys[name] for name in found}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            AXOLOTL.replace("sequence_len: 4096", "sequence_len: 4096\nactivation_offloading: true"),
+            "activation_offloading",
+        ),
+        (AXOLOTL.replace("lora_dropout: 0.05", "lora_dropuot: 0.05"), "did you mean lora_dropout"),
+        (LLAMAFACTORY + "use_galore: true\n", "use_galore"),
+        ("output_dir: x\nnum_train_epochs: 2\nper_device_train_batch_size: 2\n", "judged as full fine-tuning"),
+    ],
+)
+def test_what_of_a_foreign_file_is_not_taken_over_is_a_finding(tmp_path, capsys, text, words):
+    path = write(tmp_path, text)
+    model = str(ROOT / "tests" / "configs" / "Qwen__Qwen2.5-0.5B")
+    run_main(model_analyzer.main, [model, "--config", str(path), "--json", "--no-report"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    told = [finding for finding in findings if finding["code"] == "config-not-taken-over"]
+    assert any(words in finding["what"] for finding in told)
+    assert all(finding["level"] == "warn" and finding["why"] and finding["fix"] for finding in told)
+
+
+def test_a_configuration_of_our_own_leaves_nothing_out(tmp_path, capsys):
+    model = str(ROOT / "tests" / "configs" / "Qwen__Qwen2.5-0.5B")
+    run_main(model_analyzer.main, [model, "--config", str(ROOT / "training_config.yaml"), "--json", "--no-report"])
+    assert "config-not-taken-over" not in capsys.readouterr().out
+
+
+def test_a_global_batch_sets_the_accumulation_steps(tmp_path):
+    plan = read_plan(write(tmp_path, "method: lora\nmicro_batch: 4\nglobal_batch: 32\ngpus: 2\nparallel: ddp\n"))
+    assert plan.gradient_accumulation == 4
+    with pytest.raises(UsageError, match="a multiple of 8, the micro batch of 4 on 2"):
+        read_plan(write(tmp_path, "method: lora\nmicro_batch: 4\nglobal_batch: 12\ngpus: 2\n"))

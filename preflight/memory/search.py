@@ -92,18 +92,18 @@ class Search:
         plan = self.plan
         found = [(plan, Loss(0.0, ()))]
         if plan.method == "full":
-            lora = replace(plan, method="lora", lora_rank=64, target_modules=())
-            found.append((lora, Loss(1.0, ("LoRA r=64 on all linear layers instead of all weights",))))
-        if plan.method in ("full", "lora"):
-            rank = 16 if plan.method == "full" else plan.lora_rank
-            small = replace(plan, method="qlora", lora_rank=rank, kbit_preparation=True)
-            weight = 2.0 if plan.method == "full" else 1.0
-            found.append((small, Loss(weight, (f"base in 4 bits (QLoRA, r={rank})",))))
+            for rank, weight in ((64, 1.0), (16, 1.3), (8, 1.6)):
+                lora = replace(plan, method="lora", lora_rank=rank, target_modules=())
+                words = f"LoRA r={rank} on all linear layers instead of all weights"
+                found.append((lora, Loss(weight, (words,))))
         if plan.adapters and plan.lora_rank > 8:
             found.append((replace(plan, lora_rank=8), Loss(0.5, ("LoRA rank 8",))))
-            if plan.method == "lora":
-                less = replace(plan, method="qlora", lora_rank=8, kbit_preparation=True)
-                found.append((less, Loss(1.5, ("base in 4 bits (QLoRA, r=8)",))))
+        if plan.method in ("full", "lora"):
+            first = 16 if plan.method == "full" else plan.lora_rank
+            for rank in dict.fromkeys((first, min(first, 8))):
+                small = replace(plan, method="qlora", lora_rank=rank, kbit_preparation=True)
+                weight = (2.0 if plan.method == "full" else 1.0) + (0.5 if rank < first else 0.0)
+                found.append((small, Loss(weight, (f"base in 4 bits (QLoRA, r={rank})",))))
         return found
 
     def lengths(self) -> list[tuple[int, Loss]]:

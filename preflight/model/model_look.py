@@ -108,7 +108,20 @@ def read_card(machine: Machine, args: argparse.Namespace) -> Card:
     if gpus:
         gpu = max(gpus, key=lambda each: each.free_bytes or each.total_bytes or 0)
         free = gpu.free_bytes if gpu.free_bytes is not None else gpu.total_bytes
-        budget = Budget(free, gpu.total_bytes, gpu.used_bytes, unified_memory=bool(gpu.unified_memory), name=gpu.name)
+        from preflight.host import read_environments
+
+        places = read_environments(machine)
+        windows = gpu.driver_model is not None and gpu.driver_model.upper() == "WDDM"
+        budget = Budget(
+            free,
+            gpu.total_bytes,
+            gpu.used_bytes,
+            unified_memory=bool(gpu.unified_memory),
+            mig=gpu.parent is not None,
+            windows=windows,
+            wsl="wsl2" in places or "wsl1" in places,
+            name=gpu.name,
+        )
         return Card(True, gpu.compute_capability, gpu.name, budget)
     if args.gpu:
         return Card(True, named, args.gpu, None)
