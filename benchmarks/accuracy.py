@@ -237,10 +237,20 @@ def read_kept(path: Path | None) -> dict[tuple[str, str], Kept]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             one = json.loads(line)
-            found[one.pop("id"), one["versions"]] = Kept(**one)
+            name = one.pop("id")
+            found[name, one["versions"]] = Kept(**one)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return found
+
+
+def kept_rehearsals(rows: Iterable[Row], path: Path) -> list[Compared]:
+    """Each row beside the last rehearsal that was kept of it."""
+    last = {name: one for (name, _), one in read_kept(path).items()}
+    return [
+        last[row.id].compared(row) if row.id in last else Compared(row, None, why_not_rehearsed(row) or "not kept")
+        for row in rows
+    ]
 
 
 def keep(path: Path | None, item: Compared) -> None:

@@ -179,3 +179,57 @@ def test_four_bit_products_of_old_bitsandbytes_keep_their_input():
 def test_litgpt_has_no_mixtures_of_experts_here():
     with pytest.raises(NoEstimate, match="litgpt"):
         estimate(shape_of("mistralai__Mixtral-8x7B-v0.1"), LITGPT)
+
+
+def test_trained_elements_are_those_that_peft_would_train_in_every_configuration():
+    """trainable_parameters is checked against get_peft_model on the meta device, adapted stacks of experts included."""
+    from preflight.model.lora import ALL_LINEAR, trainable_parameters
+
+    stacked = 0
+    for folder in sorted((ROOT / "tests" / "configs").iterdir()):
+        shape = shape_of(folder.name)
+        wanted = trainable_parameters(shape, ALL_LINEAR, 16)
+        if wanted is not None:
+            made = estimate(shape, Plan(method="lora", lora_rank=16)).trainable_parameters
+            assert made == wanted, folder.name
+            stacked += any(m.kind == "experts" for m, _, _ in shape.occurrences())
+    assert stacked >= 8
+
+
+def test_a_tied_embedding_has_three_gradients_at_once_counted_by_hand():
+    """SGD keeps no states: weights and gradients of Llama-3.2-1B, 1235814400 x 2 bytes each; then the gradient of the
+    head, the one of the embedding and their sum (128256 x 2048 x 2 bytes) of which the sum is among the gradients."""
+    made = estimate(
+        shape_of("meta-llama__Llama-3.2-1B"), Plan(method="full", optimizer="sgd", autocast=None, sequence_tokens=512)
+    )
+    assert made.moment == "backward of the embedding"
+    whole = 2 * 1235814400 * 2 + 2 * 128256 * 2048 * 2
+    assert made.allocated_bytes == pytest.approx(whole + 2 * 8519680, rel=1e-4)
+
+
+def test_saved_modules_and_other_adapters_are_counted_by_hand():
+    shape = shape_of("meta-llama__Llama-3.2-1B")  # tied: peft copies head and embedding, each 128256 x 2048
+    saved = estimate(shape, Plan(method="lora", modules_to_save=("lm_head", "embed_tokens"), lora_rank=16))
+    plain = estimate(shape, Plan(method="lora", lora_rank=16))
+    assert saved.trainable_parameters - plain.trainable_parameters == 2 * 128256 * 2048
+    # IA3: outputs of k and v (512 each), inputs of down (8192), in 16 layers
+    assert estimate(shape, Plan(method="ia3")).trainable_parameters == 16 * (512 + 512 + 8192)
+    # prefix tuning: 20 tokens, keys and values of 8 heads of 64, in 16 layers
+    assert estimate(shape, Plan(method="prefix_tuning")).trainable_parameters == 16 * 2 * 20 * 8 * 64
+
+
+def test_towers_rest_while_only_text_runs():
+    shape = shape_of("google__gemma-3-4b-it")
+    made = estimate(shape, Plan(method="full", optimizer="sgd"))
+    gradients = component(made, "gradients").bytes
+    assert made.trainable_parameters == shape.parameters
+    assert gradients < 2.2 * (shape.parameters - shape.other_tower_parameters + 2 * shape.embedding_parameters)
+    assert any("Only text" in note for note in made.notes)
+
+
+def test_a_step_in_backward_never_holds_all_gradients():
+    shape = shape_of("meta-llama__Llama-3.1-8B")
+    base = Plan(method="full", optimizer="paged_adamw_8bit", autocast=None)
+    waits, steps = (estimate(shape, replace(base, optimizer_in_backward=flag)) for flag in (False, True))
+    assert component(waits, "gradients").bytes >= 16e9
+    assert component(steps, "gradients").bytes <= 3 * 128256 * 4096 * 2

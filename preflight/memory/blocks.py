@@ -71,16 +71,18 @@ class Builder:
         # on its context, which lives as long as the graph does, not only until its own backward
         self.keeps_4bit_input = version_of(plan.bitsandbytes) < (0, 43, 2)
         self.outliving: list[Storage] = []
-        self.stacked = self._stacked()
+        self.targets, self.stacked = self._targets()
 
-    def _stacked(self) -> dict[str, int]:
-        """Adapted stacks of experts, by path, with the multiple of the rank that peft gives them."""
+    def _targets(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        """Names of adapted modules (none: all linear ones); adapted stacks of experts by path: the multiple of the rank."""
+        wanted = self.plan.target_modules
         stacks = self.shape.moe is not None and any(m.kind == "experts" for g in self.shape.groups for m in g.modules)
         if not stacks or not self.plan.adapters or self.plan.method in ("ia3", "prefix_tuning"):
-            return {}
-        from preflight.model.lora import ALL_LINEAR, stacked_multiples
+            return wanted, {}
+        from preflight.model.lora import ALL_LINEAR, converted_targets
 
-        return stacked_multiples(self.shape, self.plan.target_modules or ALL_LINEAR)
+        names, found = converted_targets(self.shape, wanted or ALL_LINEAR)
+        return () if isinstance(names, str) else names, found
 
     # -- linear layers
 
@@ -92,7 +94,7 @@ class Builder:
             return litgpt.targeted(self.plan, module)
         if module.kind not in ("linear", "conv1d") or self.shape.is_head(module):
             return False
-        wanted = self.plan.target_modules
+        wanted = self.targets
         return not wanted or any(
             module.path == name or module.path.endswith("." + name) or module.name == name for name in wanted
         )

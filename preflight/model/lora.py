@@ -80,13 +80,18 @@ def reach(shape: ModelShape, targets: str | Sequence[str], r: int, target_parame
     )
 
 
-def stacked_multiples(shape: ModelShape, targets: str | Sequence[str]) -> dict[str, int]:
-    """Stacks of experts and routers that these targets adapt, by path: the multiple of r each gets; {} when refused."""
+def converted_targets(
+    shape: ModelShape, targets: str | Sequence[str]
+) -> tuple[str | tuple[str, ...], dict[str, int]]:
+    """What these targets mean to PEFT: names of modules ("all-linear" stays), and stacks of experts and routers.
+
+    The latter by path, with the multiple of r that each gets; none when PEFT refuses.
+    """
     everything = list(shape.occurrences())
-    _, parameters = _converted(shape, targets, (), facts.table("peft_rules"), everything)
+    names, parameters = _converted(shape, targets, (), facts.table("peft_rules"), everything)
     if isinstance(parameters, str):
-        return {}
-    return {
+        return names, {}
+    return names, {
         module.path: multiple
         for module, _, _ in everything
         for name, multiple in parameters.items()
