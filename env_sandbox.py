@@ -29,7 +29,7 @@ from preflight.software.cures import loads, proof_finding, proof_of, prove, with
 from preflight.software.diagnosis import check_installation, check_resolution, check_stages, observed_of
 from preflight.software.installers import PipSettings, find_installer, read_pip_settings
 from preflight.software.interpreter import accepted_tags, python_tag, read_driver, read_place, read_python, read_vendor
-from preflight.software.requirement_checks import check_hashes, check_lines, check_local
+from preflight.software.requirement_checks import check_hashes, check_lines, check_local, check_names
 from preflight.software.requirements import Requirements, hash_mode_offenders, read_requirements, tested_set
 from preflight.software.sandbox import sweep
 from preflight.software.stack import Request, current_variables, run_stages, try_stack
@@ -147,9 +147,10 @@ def judge_requirements(
     name = os.path.basename(found.path)
     observed["requirements"] = found.as_json()
     findings = list(check_lines(found))
-    findings += run_checks([check_hashes], found)
+    findings += run_checks([check_names, check_hashes], found)
     findings += run_checks([check_local], found, accepted_tags(about) if about else None, python_tag(about))
-    if any(finding.code in ("requirement-line-refused", "needs-attention") for finding in findings):
+    stops = ("requirement-line-refused", "other-package-name", "needs-attention")
+    if any(finding.code in stops for finding in findings):
         observed["failing_stage"] = "static parse"
         return Section("env_sandbox", observed, tuple(findings))
     outcome = machine.see("stack trial", lambda: None) if machine.replayed else None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from preflight.console import UsageError
 from preflight.software import requirements
+from preflight.software.requirement_checks import check_lines, check_names
 from preflight.software.requirements import (
     TESTED_SET,
     Requirements,
@@ -308,3 +309,75 @@ def test_the_reader_agrees_with_pips_own_parser_on_good_lines(tmp_path: Path) ->
     theirs = [item.requirement.split(" ; ")[0].strip() for item in parse.parse_requirements(str(path), session)]
     ours = [item.text for item in read_requirements(path).items]
     assert theirs == ours
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what", "how"),
+    [
+        ("environment.yml", "name: x\ndependencies:\n  - python=3.10\n  - pip:\n    - torch\n", "conda", "--current"),
+        ("requirements.txt", "numpy=1.24.3=py310h5f9d8c6_1\npytorch=2.1.0=py3.10_cuda12.1\n", "conda", "pip list"),
+        (
+            "requirements.txt",
+            "@EXPLICIT\nhttps://repo.anaconda.com/pkgs/main/linux-64/a-0.1-main.conda\n",
+            "conda",
+            "pip list",
+        ),
+        (
+            "requirements.txt",
+            "Package    Version\n---------- -------\ntorch      2.3.0\n",
+            "pip list",
+            "--format=freeze",
+        ),
+        ("poetry.lock", '[[package]]\nname = "torch"\nversion = "2.1.0"\n', "Poetry", "poetry export"),
+        ("uv.lock", 'version = 1\n[[package]]\nname = "torch"\n', "uv", "uv export"),
+        ("pyproject.toml", '[project]\nname="x"\ndependencies=["torch>=2"]\n', "project", "uv pip compile"),
+        ("Pipfile", '[packages]\ntorch = "*"\n', "Pipenv", "pipenv requirements"),
+        ("pylock.toml", 'lock-version = "1.0"\n', "PEP 751", "uv pip sync"),
+        ("requirements.txt", "<!DOCTYPE html><html>\n<body></body></html>", "web page", "Raw"),
+    ],
+)
+def test_a_file_of_another_tool_is_named_with_the_way_to_one_of_pip(
+    tmp_path: Path, name: str, text: str, what: str, how: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    (only,) = check_lines(read_requirements(path))
+    assert only.code == "requirement-line-refused" and what in only.what and how in only.fix[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("torch~=2", "two parts"),
+        ("torch==latest", "no version"),
+        ('transformers = "^4.40"', "Poetry"),
+        ("!pip install torch", "shell command"),
+        ("torch; python_version >= 3.8", "quotes"),
+        ("torch\u00a0==\u00a02.1.0", "U+00A0"),
+        ("transformers>=\u201c4.40\u201d", "U+201C"),
+        ("torch==2.1.0 numpy==1.26", "two requirements"),
+        ("torch 2.3.0", "stand apart"),
+    ],
+)
+def test_a_refused_line_says_what_is_wrong_with_it(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_text(f"peft\n{line}\n", encoding="utf-8")
+    (problem,) = read_requirements(path).problems
+    assert problem.number == 2 and reason in problem.reason
+
+
+def test_names_of_conda_and_of_imports_are_told_from_names_of_the_index(tmp_path: Path) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_text("python>=3.10\nPyTorch==2.1\ntorch\nscikit-learn\nsklearn\n", encoding="utf-8")
+    (only,) = check_names(read_requirements(path))
+    assert only.code == "other-package-name" and "3 line(s)" in only.what and "called torch" in only.what
+
+
+def test_a_frozen_list_that_points_to_another_disk_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "requirements.txt"
+    (tmp_path / "here").mkdir()
+    path.write_text(
+        f"certifi @ file:///croot/certifi_1/work/certifi\npeft @ file://{tmp_path}/here\n", encoding="utf-8"
+    )
+    bad = unusable_here(read_requirements(path), None, "cp311")
+    assert [(item.name, "disk of the machine" in reason) for item, reason in bad] == [("certifi", True)]

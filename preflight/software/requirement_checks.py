@@ -5,12 +5,31 @@ from __future__ import annotations
 import os
 
 from preflight.findings import Finding, Level, quote
-from preflight.software.requirements import Requirements, hash_mode_offenders, unusable_here
+from preflight.software.requirements import (
+    Requirements,
+    foreign_kind,
+    hash_mode_offenders,
+    misnamed,
+    unusable_here,
+)
 
 
 def check_lines(found: Requirements) -> list[Finding]:
     """Whether every line of the requirements could be understood."""
     name = os.path.basename(found.path)
+    foreign = foreign_kind(found.path) if found.problems or not found.items else None
+    if foreign is not None:
+        what, how = foreign
+        return [
+            Finding(
+                "requirement-line-refused",
+                Level.FAIL,
+                f"{name} is {what}, not a requirements file of pip.",
+                "pip would stop at its first line, before anything is installed.",
+                (how, "then give that file to `--requirements`"),
+                "pip documentation, requirements file format",
+            )
+        ]
     if found.problems:
         said = "; ".join(
             f"{os.path.basename(problem.file)} line {problem.number} ({quote(problem.text, 60)}): {problem.reason}"
@@ -34,6 +53,24 @@ def check_lines(found: Requirements) -> list[Finding]:
             Level.OK,
             f"{len(found.active)} requirements of {name} apply here{skipped}.",
             source="pip documentation, requirements file format",
+        )
+    ]
+
+
+def check_names(found: Requirements) -> list[Finding]:
+    """Names that another tool or an import has for a package."""
+    wrong = misnamed(found)
+    if not wrong:
+        return []
+    said = "; ".join(f"{item.name} (line {item.number}): {why}" for item, why in wrong[:5])
+    return [
+        Finding(
+            "other-package-name",
+            Level.FAIL,
+            f"{len(wrong)} line(s) name what pip's index has under another name, or not at all: {said}.",
+            "Under these names the index has nothing, or a placeholder that refuses to install.",
+            ("correct these lines, then run again",),
+            "PyPI: the placeholders pytorch and sklearn say so themselves",
         )
     ]
 

@@ -434,14 +434,29 @@ def _why_invalid(text: str, error: Exception) -> str:
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     if re.match(r"^[\w.-]+=\d[\w.]*=\w+", text):
         return "name=version=build is conda's form, not pip's"
-    if re.match(r"^[\w.-]+\s*=\s*[\d\"']", text):
-        return "one = sign: a version is pinned with =="
     if text.startswith(("- ", "dependencies:", "name:", "channels:", "[")):
         return "this is not a requirements file of pip (a conda or TOML file?)"
     if text.startswith(("<<<<<<<", "=======", ">>>>>>>")):
         return "a merge conflict was left in the file"
-    if re.match(r"^pip3? install ", text):
+    if re.match(r"^[!%]?\s*(?:python3? -m )?(?:uv )?pip3? install ", text):
         return "this is a shell command; only what follows `pip install` belongs here"
+    odd = next((letter for letter in text if ord(letter) > 126), None)
+    if odd is not None:
+        return f"it holds the character U+{ord(odd):04X}, as text processors and web pages write it"
+    if re.search(r"[=<>~!]=?\s*[\"']?\^|=\s*[\"']\^", text):
+        return "^ is Poetry's sign; pip writes such a range with >= and <"
+    if re.match(r"^[\w.-]+\s*=\s*[\d\"']", text):
+        return "one = sign: a version is pinned with =="
+    if re.search(r"~=\s*\d+\s*(?:$|[;,#])", text):
+        return "~= needs a version of two parts or more (~=2.0)"
+    if re.search(r"==\s*(?:latest|stable|newest|master|main)\b", text, re.IGNORECASE):
+        return "a word is no version; leave the version out for the newest"
+    if re.search(r"(?:python|implementation)\w*_?version\s*[<>=!~]=?\s*\d", text):
+        return "the version in a marker must stand in quotes"
+    if re.match(r"^[\w.-]+\s+\d+(?:\.\d+)*\S*$", text):
+        return "name and version stand apart, as `pip list` shows them; pip wants name==version"
+    if re.match(r"^[\w.-]+\s*[=<>~!]=\s*\S+\s+[A-Za-z]", text):
+        return "two requirements stand on one line"
     return quote(first, 160)
 
 
@@ -532,6 +547,79 @@ def _find_local(value: str, path: str) -> str:
     return here if os.path.exists(here) or not os.path.exists(beside) else os.path.normpath(beside)
 
 
+# --- files of other tools
+
+
+def foreign_kind(path: str) -> tuple[str, str] | None:
+    """Whose file this is, when it is not one of pip, and the command that makes one of it; None for pip's own.
+
+    Told by the name and by what only that tool writes.
+    """
+    try:
+        text = _text_of(path)[:20_000]
+    except OSError:
+        return None
+    name = os.path.basename(path).lower()
+    pip_list = "in that environment run `python -m pip list --format=freeze > requirements.txt`"
+    looks: tuple[tuple[bool, str, str], ...] = (
+        (name == "poetry.lock", "a lock file of Poetry", "`poetry export -f requirements.txt -o requirements.txt`"),
+        (
+            re.fullmatch(r"pylock(\..+)?\.toml", name) is not None,
+            "a lock file (PEP 751)",
+            "install it (`uv pip sync FILE`) and judge the environment with `--current --python PATH`",
+        ),
+        (name == "uv.lock", "a lock file of uv", "`uv export --format requirements-txt -o requirements.txt`"),
+        (name in ("pipfile", "pipfile.lock"), "a file of Pipenv", "`pipenv requirements > requirements.txt`"),
+        (name == "pixi.lock", "a lock file of pixi", pip_list),
+        (
+            name == "pyproject.toml" or re.search(r"^\[(?:project|tool\.\w+|build-system)\b", text, re.M) is not None,
+            "a project file (pyproject)",
+            f"`uv pip compile {os.path.basename(path)} -o requirements.txt` (or pip-compile of pip-tools)",
+        ),
+        (name in ("setup.py", "setup.cfg"), "a setup script", f"`uv pip compile {name} -o requirements.txt`"),
+        (
+            re.search(r"^(?:channels|dependencies):\s*$", text, re.M) is not None,
+            "an environment file of conda",
+            "create it with conda and judge it with `--current --python PATH`, or keep only its pip lines",
+        ),
+        (re.search(r"^@EXPLICIT\s*$", text, re.M) is not None, "an explicit list of conda", pip_list),
+        (
+            len(re.findall(r"^[\w.-]+=\d[\w.]*=[\w.]+\s*$", text, re.M)) > 1,
+            "a package list of conda",
+            pip_list,
+        ),
+        (re.search(r"^Package\s+Version\b.*\n-{3,}", text) is not None, "the table of `pip list`", pip_list),
+        (text.lstrip()[:1] == "{", "a JSON file", "write the packages one a line, as name==version"),
+        (
+            re.match(r"\s*<(?:!doctype|html)", text, re.IGNORECASE) is not None,
+            "a web page",
+            "download the raw file (on GitHub: the button Raw)",
+        ),
+    )
+    return next(((what, how) for holds, what, how in looks if holds), None)
+
+
+# What people write for names that pip knows otherwise, or not at all, with what belongs there.
+_OTHER_NAMES = {
+    "pytorch": "the package is called torch",
+    "python": "pip cannot install Python itself; take another interpreter with `--python`",
+    "cudatoolkit": "torch's wheels bring CUDA's libraries; leave it out",
+    "pytorch-cuda": "it is conda's; torch's wheels bring CUDA's libraries; leave it out",
+    "cudnn": "torch's wheels bring cuDNN; leave it out",
+    "sklearn": "the package is called scikit-learn",
+    "cv2": "the package is called opencv-python",
+    "pil": "the package is called pillow",
+    "flash-attention": "the package is called flash-attn",
+    "llama-cpp": "the package is called llama-cpp-python",
+}
+
+
+def misnamed(found: Requirements) -> list[tuple[Requirement, str]]:
+    """The active requirements whose name is another one in pip's index."""
+    named = [(item, _OTHER_NAMES.get(normal_name(item.name or ""))) for item in found.active if item.kind == "index"]
+    return [(item, why) for item, why in named if why]
+
+
 # --- judged without installing -------------------------------------------------------------------------------------
 
 
@@ -557,6 +645,9 @@ def unusable_here(found: Requirements, tags: frozenset[str] | None, python: str)
                 os.path.exists(os.path.join(item.target, name)) for name in ("pyproject.toml", "setup.py")
             ):
                 bad.append((item, "is a folder without pyproject.toml or setup.py"))
+        elif item.kind == "url" and item.target.startswith("file:"):
+            if not os.path.exists(_file_path(item.target)):
+                bad.append((item, "points to the disk of the machine that wrote the list"))
         elif item.kind == "url" and unquote(urlsplit(item.target).path).lower().endswith(".whl"):
             reason = wheel_mismatch(unquote(urlsplit(item.target).path).rsplit("/", 1)[-1], tags, python)
             if reason:
