@@ -31,6 +31,7 @@ class Gpu:
     unified_memory: bool | None = None
     integrated: bool | None = None
     lost: bool = False
+    needs_reset: bool = False
     pci_bus_id: str | None = None
     parent: int | None = None
     gpu_instance: int | None = None
@@ -89,8 +90,9 @@ class Gpu:
         always = {"index", "name", "vendor", "total_bytes", "used_bytes", "free_bytes"}
         common = always | _COMMON.get(self.vendor, set()) | ({"mig_mode"} if self.vendor == "nvidia" else set())
         seen = {key: value for key, value in asdict(self).items() if value not in (None, ()) or key in common}
-        if not self.lost:
-            seen.pop("lost", None)
+        for name in ("lost", "needs_reset"):
+            if not seen.get(name):
+                seen.pop(name, None)
         return {
             _JSON_NAMES.get(key, key): list(value) if isinstance(value, tuple) else value for key, value in seen.items()
         }
@@ -201,7 +203,7 @@ def usable_gpus(seen: Accelerators) -> list[Gpu]:
     """The devices among `seen` that a training process can use."""
     found: list[Gpu] = []
     for gpu in seen.gpus:
-        if gpu.lost or gpu.role == "integrated, ignore":
+        if gpu.lost or gpu.needs_reset or gpu.role == "integrated, ignore":
             continue
         if gpu.mig_mode == "enabled":
             found += [part for part in seen.slices if part.parent == gpu.index]

@@ -79,6 +79,34 @@ case(
         "[   84.300488] NVRM: GPU6 _kgspLogRpcTimeout: ********** GSP Timeout **********\n"
     },
 )
+case(
+    "card without power cables",
+    "fail",
+    "gpu-without-power",
+    k={"nvidia-smi": ("Unable to query GPU 0000:01:00.0: Insufficient External Power\n", 8)},
+)
+case(
+    "driver older than the card",
+    "fail",
+    "card-not-supported",
+    k={
+        "dmesg": "[    3.0] NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2b85)\nNVRM: installed in this system is not supported by the\nNVRM: NVIDIA 550.54.15 driver release.\n",
+        "nvidia-smi": ("No devices were found\n", 6),
+    },
+)
+case(
+    "card of a legacy branch",
+    "fail",
+    "card-not-supported",
+    k={
+        "dmesg": "[    3.0] NVRM: The NVIDIA GeForce GT 710 GPU installed in this system is\nNVRM:  supported through the NVIDIA 470.xx Legacy drivers. Please\nNVRM:  visit http://www.nvidia.com/object/unix.html for more\n",
+        "nvidia-smi": ("No devices were found\n", 6),
+    },
+)
+ONE_NEEDS_RESET = {
+    "nvidia-smi --query-gpu=index,name,memory.total,memory.used,driver_version --format=csv": "index, name, memory.total [MiB], memory.used [MiB], driver_version\n0, NVIDIA A100-SXM4-40GB, 40960 MiB, 0 MiB, 550.54.15\n1, NVIDIA A100-SXM4-40GB, [GPU requires reset], [GPU requires reset], 550.54.15\n"
+}
+case("one of two cards waits for a reset", "fail", "gpu-needs-reset", k=ONE_NEEDS_RESET)
 THOR = """+-----------------------------------------------------------------------------------------+
 | NVIDIA-SMI 580.00                 Driver Version: 580.00         CUDA Version: 13.0     |
 +-----------------------------------------+------------------------+----------------------+
@@ -1660,3 +1688,19 @@ def test_a_tool_that_may_not_look_does_not_say_that_no_card_is_here(tmp_path, ca
     refused = {"nvidia-smi": ("Failed to initialize NVML: Insufficient Permissions\n", 4)}
     section = probe(machine(tmp_path / "m", kinds=refused), capsys)
     assert section["observed"]["gpu_present"] is None and section["observed"]["gpu_usable"] is False
+
+
+def test_a_card_that_waits_for_a_reset_is_not_counted_as_usable(tmp_path, capsys):
+    section = probe(machine(tmp_path / "m", kinds=ONE_NEEDS_RESET), capsys)
+    (usable,) = [one for one in section["findings"] if one["code"] == "gpu-usable"]
+    assert usable["what"].startswith("1 device") and section["observed"]["gpu_usable"] is True
+    assert [gpu.get("needs_reset", False) for gpu in section["observed"]["gpus"]] == [False, True]
+    (told,) = [one for one in section["findings"] if one["code"] == "gpu-needs-reset"]
+    assert "GPU 1" in told["what"]
+
+
+def test_a_warning_below_the_table_does_not_cut_it_off(tmp_path, capsys):
+    table = PERSISTENCE.replace("MODE", "On ").replace("SHOW", "Off").rstrip()
+    text = table + "\nWARNING: infoROM is corrupted at gpu 0000:07:00.0\n"
+    codes = {one["code"] for one in probe(machine(tmp_path / "m", kinds={"nvidia-smi": text}), capsys)["findings"]}
+    assert "inforom-corrupted" in codes and "tool-output-truncated" not in codes

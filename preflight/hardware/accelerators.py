@@ -117,6 +117,11 @@ def _nvidia(looking: _Looking) -> None:
             replace(gpu, lost=True) if gpu.pci_bus_id and nvidia.short_bus_id(gpu.pci_bus_id) in lost else gpu
             for gpu in looking.gpus
         ]
+    waiting = [gpu for gpu in looking.gpus if any("requires reset" in cell.lower() for cell in gpu.unavailable)]
+    if waiting:
+        where = tuple(nvidia.short_bus_id(gpu.pci_bus_id) if gpu.pci_bus_id else f"GPU {gpu.index}" for gpu in waiting)
+        troubles.append(Trouble("nvidia-smi", "needs-reset", "GPU requires reset", where))
+        looking.gpus = [replace(gpu, needs_reset=True) if gpu in waiting else gpu for gpu in looking.gpus]
     kinds: dict[tuple[str, str], Trouble] = {}
     for trouble in troubles:
         old = kinds.get((trouble.tool, trouble.kind))

@@ -262,9 +262,8 @@ def check_mig(seen: Seen) -> list[Finding]:
                 "mig-enabled",
                 Level.WARN,
                 f"GPU {card.index} ({quote(card.name)}) is cut into {count(len(parts), 'MIG slice')}: {room}.",
-                f"One CUDA process uses one slice; slices do not add up, and the {gib(card.total_bytes)} of the "
-                f"whole card are not "
-                "available to it.",
+                "One CUDA process uses one slice; slices do not add up, and the whole card's memory is not available "
+                "to it.",
                 (
                     "choose a slice: `export CUDA_VISIBLE_DEVICES=MIG-<uuid>` with a UUID from `nvidia-smi -L`",
                     "for the whole card ask the administrator to switch MIG off",
@@ -578,7 +577,7 @@ def _is_present(seen: Seen) -> bool | None:
         any(gpu.role != "integrated, ignore" for gpu in accelerators.gpus)
         or any(card.vendor in ("nvidia", "amd", "ascend") for card in accelerators.pci)
         or seen.torch.devices
-        or any(t.kind in ("mismatch", "lost", "needs-reset", "no-devices") for t in accelerators.troubles)
+        or any(t.kind in ("mismatch", "lost", "needs-reset", "power", "no-devices") for t in accelerators.troubles)
         or seen.log.xids
         or seen.log.gsp_timeouts
     ):
@@ -617,5 +616,5 @@ _STOPS = {
     *("nvml-library-missing", "gpu-permission-denied", "gpu-access-blocked", "container-without-gpu", "wsl1"),
     *("container-without-driver-tools", "torch-arch-missing", "torch-no-kernel-image", "driver-card-mismatch"),
     *("cuda-library-missing", "compute-prohibited", "mig-no-instances", "npu-driver-missing", "nvidia-smi-hangs"),
-    *("gpu-needs-reset", "fabric-not-ready", "amdgpu-not-loaded"),
+    *("fabric-not-ready", "amdgpu-not-loaded", "card-not-supported"),
 }

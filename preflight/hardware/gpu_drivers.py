@@ -20,6 +20,7 @@ def check_driver_answers(seen: Seen) -> list[Finding]:
         ("mismatch", _mismatch),
         ("needs-reset", _needs_reset),
         ("lost", _lost),
+        ("power", _no_power),
         ("no-devices", _no_devices),
         ("no-driver", _no_driver),
         ("no-runtime", _no_runtime),
@@ -40,7 +41,7 @@ def check_driver_answers(seen: Seen) -> list[Finding]:
                 found.append(finding)
     if not found and seen.log.mismatch and not seen.nvidia:
         found += [f for f in [_mismatch(seen, Trouble("kernel log", "mismatch"))] if f]
-    if not any(f.code == "gpu-lost" for f in found):
+    if not any(f.code == "gpu-lost" for f in found):  # a card that waits for a reset has its own finding
         lost = [gpu for gpu in seen.accelerators.gpus if gpu.lost]
         if lost:
             buses = tuple(short_bus_id(gpu.pci_bus_id) for gpu in lost if gpu.pci_bus_id)
@@ -134,6 +135,18 @@ def _needs_reset(seen: Seen, trouble: Trouble) -> Finding:
     )
 
 
+def _no_power(seen: Seen, trouble: Trouble) -> Finding:
+    return Finding(
+        "gpu-without-power",
+        Level.FAIL,
+        f"A card has no external power ({', '.join(trouble.bus_ids) or 'bus id not told'}).",
+        "The driver sees it on the bus and refuses to start it: its power cables are not plugged in, or the supply "
+        "gives too little.",
+        again("power off, plug in all of the card's power cables, each from the supply itself, and start again"),
+        "NVML_ERROR_INSUFFICIENT_POWER",
+    )
+
+
 def _no_devices(seen: Seen, trouble: Trouble) -> Finding:
     cards, log = seen.cards("nvidia"), seen.log
     named = ", ".join(quote(card.name) for card in cards)
@@ -178,6 +191,25 @@ def _no_devices(seen: Seen, trouble: Trouble) -> Finding:
         dead = [card.slot for card in cards if not card.answers]
         if dead:
             return _lost(seen, trouble)
+    if log.legacy_branch or log.unsupported_card:
+        last = (
+            f"the branch {quote(log.legacy_branch)} is the last for it"
+            if log.legacy_branch
+            else "it is too new or too old"
+        )
+        branch = log.legacy_branch or "that NVIDIA's driver search names for this card"
+        return Finding(
+            "card-not-supported",
+            Level.FAIL,
+            f"The loaded NVIDIA driver does not support the card{f' ({named})' if named else ''}: {last}.",
+            "The driver itself says so in the kernel log and leaves the card alone.",
+            again(
+                f"install the driver branch {quote(branch)}",
+                "look it up on nvidia.com/drivers; a card that only a legacy branch drives needs an old torch, too",
+            ),
+            "kernel log (NVRM, not supported by)",
+        )
+    if cards:
         old = [capability for capability in chips if wheels.driver_for(capability)[1]]
         return Finding(
             "no-devices-found",

@@ -34,6 +34,7 @@ _FAILURES: tuple[tuple[str, str], ...] = (
     ("no-runtime", r"could not select device driver|unknown or invalid runtime name: nvidia|unresolvable CDI devices"),
     ("needs-reset", r"gpu requires reset|NVML_ERROR_RESET_REQUIRED"),
     ("lost", r"gpu is lost|unable to determine the device handle|fallen off the bus"),
+    ("power", r"insufficient external power|insufficient power"),
     ("no-devices", r"no devices were found|no nvidia gpus? (?:found|detected)"),
     ("no-driver", r"couldn'?t communicate with the nvidia driver|driver not loaded|driver is not loaded"),
     ("no-library", r"couldn'?t find (?:the )?(?:libnvidia-ml|nvml)|libnvidia-ml\.so|nvml shared library|nvml\.dll"),
@@ -185,7 +186,8 @@ def parse_table(text: str) -> Reading:
                 )
             )
     if seen.driver.version or seen.gpus:
-        last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+        said = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING:")]
+        last = said[-1] if said else ""
         seen.complete = last.startswith("+") and last.endswith("+") and not (seen.gpus and stage == 1)
     return seen
 
