@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +121,65 @@ def test_the_embedded_example_ends_with_a_verdict_and_four_measured_sections(tmp
             break
     else:
         pytest.fail("the verdict is not in the first 15 lines")
+
+
+@pytest.mark.parametrize("content", ["file", "folder"])
+def test_a_recipe_folder_that_cannot_be_used_is_refused_before_anything_runs(tmp_path: Path, content: str) -> None:
+    target = tmp_path / "mine"
+    if content == "file":
+        target.write_text("kept", encoding="utf-8")
+    else:
+        target.mkdir()
+        (target / "thesis.txt").write_text("kept", encoding="utf-8")
+    with pytest.raises(UsageError, match="exists and is not empty"):
+        main_job.check_folder(str(target))
+    with pytest.raises(UsageError, match="cannot be written"):
+        main_job.check_folder(str(tmp_path / "mine" / "thesis.txt" / "below"))
+    main_job.check_folder(str(tmp_path / "new" / "deep"))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_recipe_is_written_for_what_fits_when_memory_is_all_that_stands_in_the_way() -> None:
+    def record(*codes: str) -> dict[str, Any]:
+        findings = [{"code": code, "level": "fail"} for code in codes]
+        return {"sections": {"model_analyzer": {"stage": "model_analyzer", "findings": findings}}}
+
+    assert main_job.only_memory_fails(record("memory-fit-no"))
+    assert not main_job.only_memory_fails(record("memory-fit-no", "architecture-too-new"))
+    assert not main_job.only_memory_fails(record())
+
+
+@pytest.mark.slow
+def test_seven_billion_by_qlora_on_16_gib_get_a_recipe_whose_own_rehearsal_says_yes(tmp_path: Path) -> None:
+    """From config.json alone: no weights, no GPU."""
+    for needed in ("torch", "transformers", "peft", "bitsandbytes"):
+        pytest.importorskip(needed)
+    model, recipe = str(ROOT / "tests/configs/Qwen__Qwen2.5-7B"), tmp_path / "recipe"
+    flags = ["--gpu-vram-gb", "16", "--method", "qlora", "--data", str(ROOT / "examples/judge-train.jsonl")]
+    flags += ["--python", sys.executable, "--evidence", "closed", "--skip", "env_sandbox", "--skip", "task_evaluator"]
+    command = [sys.executable, "-m", "preflight", model, *flags, "--recipe", str(recipe), "--no-report"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    assert ended.returncode in (0, 1, 3), ended.stderr
+    text = (recipe / "training_config.yaml").read_text(encoding="utf-8")
+    assert "\nload_in_4bit: true\n" in text and "use_cpu" not in text
+    assert "There are no weight files in" in (recipe / "README.md").read_text(encoding="utf-8")
+    command = [sys.executable, str(ROOT / "model_analyzer.py"), model, "--config", str(recipe / "training_config.yaml")]
+    command += ["--gpu-vram-gb", "16", "--rehearse", "--python", sys.executable, "--json"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    memory = json.loads(ended.stdout)["observed"]["memory"]
+    assert memory["rehearsal"]["estimate"]["evidence"] == "rehearsed"
+    assert memory["verdict"] == "yes"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_while_a_stage_runs_leaves_no_recipe_and_no_report(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "preflight", str(ROOT / "tests/configs/Qwen__Qwen2.5-0.5B"), "--recipe", "r"]
+    command += ["--data", str(ROOT / "examples/judge-train.jsonl")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    running.stderr.readline()  # the first stage has begun
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130 and "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []

@@ -200,6 +200,39 @@ def test_a_machine_without_gpu_gets_a_recipe_for_its_cpu(tmp_path):
     assert "\nload_in_4bit: true\n" in text and "use_cpu" not in text
 
 
+def test_a_card_that_was_named_by_its_size_counts_although_this_machine_has_none(tmp_path):
+    record = {
+        "sections": {
+            "gpu_probe": {"level": "warn", "observed": {"gpu_present": False}},
+            "model_analyzer": {"observed": {"card": {"name": None}, "memory": {"budget": {"assumed": True}}}},
+        }
+    }
+    write_recipe(tmp_path / "r", "m/m", ROOT / "examples" / "judge-train.jsonl", Plan(method="qlora"), record)
+    text = (tmp_path / "r/training_config.yaml").read_text(encoding="utf-8")
+    assert "\nload_in_4bit: true\n" in text and "use_cpu" not in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PyPI's torch for Linux alone brings CUDA libraries")
+def test_requirements_for_a_cpu_name_the_index_of_the_cpu_build_unless_a_wheel_lies_here(tmp_path, monkeypatch):
+    data = ROOT / "examples" / "judge-train.jsonl"
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    write_recipe(tmp_path / "a", "m/m", data, SMALL, on_cpu=True)
+    text = (tmp_path / "a/requirements.txt").read_text(encoding="utf-8")
+    assert "\n--extra-index-url https://download.pytorch.org/whl/cpu\ntorch==2.13.0\n" in text
+    (wheels / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
+    write_recipe(tmp_path / "b", "m/m", data, SMALL, on_cpu=True)
+    assert "index" not in (tmp_path / "b/requirements.txt").read_text(encoding="utf-8")
+    (wheels / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").unlink()
+    write_recipe(tmp_path / "c", "m/m", data, SMALL, on_cpu=False)
+    assert "index" not in (tmp_path / "c/requirements.txt").read_text(encoding="utf-8")
+
+
+def test_a_model_without_weights_gets_a_note_that_says_where_to_put_them(project):
+    assert "There are no weight files in" in (project / "README.md").read_text(encoding="utf-8")
+
+
 # --- what is trained on ---------------------------------------------------------------------------------------------
 
 
@@ -453,6 +486,25 @@ def test_a_run_learns_survives_kill_9_goes_on_merges_and_is_better_afterwards(tm
     compared = json.loads((project / "outputs/evaluation.json").read_text())["compared"]
     assert compared["samples"] == 10
     assert compared["right_after"] > compared["right_before"]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(600)
+def test_its_requirements_install_into_a_fresh_environment_and_train_there(tmp_path):
+    project, venv = tmp_path / "recipe", tmp_path / "venv"
+    data = write_lines(tmp_path / "d.jsonl", [chat(f"Say {n}", f"It is {n}.") for n in range(12)])
+    write_recipe(project, str(example_model()), data, SMALL, on_cpu=True)
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
+    python = str(venv / ("Scripts" if os.name == "nt" else "bin") / "python")
+    for command in (
+        ["-m", "pip", "install", "-q", "-r", "requirements.txt"],
+        ["train.py", "--max_steps", "1", "--gradient_accumulation_steps", "1", "--eval_strategy", "no"],
+    ):
+        ended = subprocess.run([python, *command], cwd=project, capture_output=True, text=True, timeout=500)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+    summary = json.loads((project / "outputs/run.json").read_text())
+    assert summary["steps"] == 1 and (project / "outputs/merged/config.json").is_file()
 
 
 TINY = """

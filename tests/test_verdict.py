@@ -91,3 +91,12 @@ def test_sections_about_different_models_are_pointed_out() -> None:
     both["sections"]["model_analyzer"]["observed"]["model_name"] = "one"
     both["sections"]["task_evaluator"]["observed"]["model_name"] = "two"
     assert "different models" in judge(both)["notes"][0]
+
+
+def test_a_stage_that_was_not_run_names_the_command_that_would() -> None:
+    record = {"sections": {}, "job": {"model": "./my-model", "data": "eval.jsonl"}}
+    told = {row["stage"]: row["what"] for row in judge(record)["stages"]}
+    assert told["gpu_probe"] == "Not run: `python gpu_probe.py` answers it."
+    assert told["model_analyzer"] == "Not run: `python model_analyzer.py ./my-model` answers it."
+    asked = "`python task_evaluator.py --model ./my-model --data eval.jsonl`"
+    assert told["task_evaluator"] == f"Not run: {asked} answers it."
