@@ -346,10 +346,13 @@ def deepened(
     findings: list[Finding],
 ) -> list[Finding]:
     """The findings after better evidence than formulas was looked for, as far as that was asked; fills `memory`."""
-    needs_code = not support.native
     compare = args.compare or args.compare_to is not None
     must = args.rehearse or args.evidence == "rehearsed" or compare
+    if not must and not args.measure and args.evidence == "closed":
+        return findings
     from preflight.memory import evidence
+
+    needs_code = not support.native
 
     rehearse = evidence.wanted("rehearsed" if must else args.evidence, versions.packages, versions.planned, needs_code)
     if not rehearse and not args.measure and not compare:
