@@ -65,6 +65,11 @@ def rehearsed(
     an unknown; else it is a warning and the closed form stands.
     """
     plan = asked.plan
+    if plan.gpus > 1 or plan.offload:
+        if not must:
+            return findings
+        observed["rehearsal"] = {"trouble": "more than one GPU", "estimate": None}
+        return [*findings, _not_rehearsed("it is divided over several GPUs or offloaded", "planning", must)]
     while True:
         say(f"rehearsing the training step of {describe(plan)} (up to {TIMEOUT_S:.0f} s)")
         made = rehearse(machine, asked.python, [asked.job(plan)])[0]
