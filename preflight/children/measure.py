@@ -10,6 +10,10 @@ import sys
 import time
 
 import rehearse
+from rehearsal import DTYPES, CannotRehearse
+from rehearsal.adapters import add_adapters
+from rehearsal.meta_build import build, enable_checkpointing, read_config, set_cache
+from rehearsal.quantised import quantise
 
 
 def measure_cpu(job, say):
@@ -60,7 +64,7 @@ def measure_cuda(job, say):
         batch, length = plan["micro_batch"], plan["sequence_tokens"]
         ids = torch.randint(0, 1000, (batch, length), device=device)
         autocast = plan["autocast"]
-        dtype = getattr(torch, rehearse.DTYPES[autocast]) if autocast else None
+        dtype = getattr(torch, DTYPES[autocast]) if autocast else None
         for step in range(int(job.get("steps", 3))):
             for _ in range(2 if plan["gradient_accumulation"] > 1 else 1):
                 with torch.autocast("cuda", dtype=dtype, enabled=autocast is not None):
@@ -100,13 +104,13 @@ def measure_cuda(job, say):
 def real_model(torch, transformers, job, device):
     """The model of the plan with random weights on the device, quantised and with adapters as the plan says."""
     plan = job["plan"]
-    config = rehearse.read_config(transformers, job)
+    config = read_config(transformers, job)
     attention = plan["attention"]
     names = {"auto": "sdpa", "sdpa_math": "sdpa", "sdpa_flash": "sdpa", "sdpa_mem_efficient": "sdpa"}
-    model, _ = rehearse.build(torch, transformers, job, config, names.get(attention, attention))
+    model, _ = build(torch, transformers, job, config, names.get(attention, attention))
     quantised = plan["method"] in ("qlora", "lora_int8")
     if quantised:
-        rehearse.quantise(torch, model, plan, config)
+        quantise(torch, model, plan, config)
     fill(torch, model, device)
     with contextlib.suppress(Exception):
         model.tie_weights()
@@ -115,10 +119,10 @@ def real_model(torch, transformers, job, device):
 
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if plan["method"] not in ("full", "freeze"):
-        model = rehearse.add_adapters(torch, model, plan)
+        model = add_adapters(torch, model, plan)
     if plan["gradient_checkpointing"]:
-        rehearse.enable_checkpointing(model, plan, plan["method"] not in ("full", "freeze"))
-    rehearse.set_cache(model, False)
+        enable_checkpointing(model, plan, plan["method"] not in ("full", "freeze"))
+    set_cache(model, False)
     return model.train()
 
 
@@ -170,7 +174,7 @@ def real_optimizer(torch, plan, trainable):
         "lion_8bit": bnb.optim.Lion8bit,
     }
     if name not in classes:
-        raise rehearse.CannotRehearse("no measurement with the optimizer %s" % name)
+        raise CannotRehearse("no measurement with the optimizer %s" % name)
     return classes[name](trainable, lr=1e-4)
 
 
@@ -192,7 +196,7 @@ def main():
             measure_cuda(job, say)
         else:
             measure_cpu(job, say)
-    except rehearse.CannotRehearse as reason:
+    except CannotRehearse as reason:
         say({"step": "failed", "reason": str(reason)})
         return 4
     except Exception as error:
