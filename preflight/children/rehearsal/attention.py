@@ -102,9 +102,7 @@ def patch_attention(torch, recorder, capability, pinned, as_cuda):
         if kind == "math":
             with torch.autocast("cpu", enabled=False):
                 if dropout_p > 0 and as_cuda:
-                    return math_with_dropout(
-                        torch, query, key, value, attn_mask, dropout_p, is_causal, scale, gqa
-                    )
+                    return math_with_dropout(torch, query, key, value, attn_mask, dropout_p, is_causal, scale, gqa)
                 return torch.ops.aten._scaled_dot_product_attention_math(
                     query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa
                 )[0]
