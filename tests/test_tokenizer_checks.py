@@ -36,7 +36,7 @@ def analyse(folder, capsys, config, files=None, *flags):
     [
         ("template-drops-messages", "fail", {**BASE, "chat_template": ""}, None),
         ("template-drops-messages", "fail", {**BASE, "chat_template": "chatml"}, None),
-        ("template-drops-answers", "fail", {**BASE, "chat_template": "{{ messages[0]['content'] }}"}, None),
+        ("template-drops-answers", "warn", {**BASE, "chat_template": "{{ messages[0]['content'] }}"}, None),
         ("template-needs-content-parts", "warn", {**BASE, "chat_template": PARTS}, None),
         ("no-generation-prompt", "ok", {**BASE, "chat_template": CHATML.split("{% if add")[0]}, None),
         ("bos-doubled", "warn", {**BASE, "add_bos_token": True, "chat_template": "{{ bos_token * 2 }}" + CHATML}, None),
@@ -86,3 +86,20 @@ def test_a_tokenizer_saved_by_transformers_5_is_not_for_4(version, told, tmp_pat
     config = {**BASE, "chat_template": CHATML}
     found = analyse(tmp_path / "m", capsys, config, {"tokenizer.json": WITH_MARKERS}, "--transformers", version)
     assert ("tokenizer-class-too-new" in found) is told
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 7031645\n", "Git LFS"),
+        ("", "empty"),
+        ("<!DOCTYPE html><html></html>", "web page"),
+        (json.dumps(VOCABULARY)[:-30], "cut"),
+        (json.dumps(VOCABULARY) + "\n", None),
+    ],
+)
+def test_a_vocabulary_that_is_not_one_is_named(text, word, tmp_path, capsys):
+    found = analyse(tmp_path / "m", capsys, BASE, {"tokenizer.json": text})
+    told = found.get("tokenizer-file-damaged")
+    assert (told is None) is (word is None), found
+    assert told is None or (told["level"] == "fail" and word in told["what"])

@@ -33,6 +33,7 @@ class Tokenizer:
 
     `added` maps ids to the tokens added after training; `max_token_id` is the highest id that any file names.
     `strange_markers` are texts like <|im_start|> in the template that tokenizer.json has no token for.
+    `damaged` maps files of the vocabulary to what is wrong with them: git-lfs, empty, web-page or cut.
     """
 
     present: bool
@@ -47,6 +48,7 @@ class Tokenizer:
     adds_bos: bool | None = None
     needs_code: tuple[str, ...] = ()
     strange_markers: tuple[str, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     def used(self, tools: bool) -> str | None:
         """The name of the template that transformers takes, with and without tools; None when it would refuse."""
@@ -116,7 +118,32 @@ def read_tokenizer(directory: ModelDirectory, follow_links: bool = False) -> Tok
             sorted({f"{name.split('.')[0]}.py" for name in _auto_classes(config.object) if "--" not in name})
         ),
         strange_markers=_strange_markers(reader, templates.get("default", ""), known),
+        damaged={name: why for name in _VOCABULARIES if (why := _damage(reader, name))},
     )
+
+
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "spiece.model", "tekken.json")
+
+
+def _damage(reader: Reader, name: str) -> str:
+    """Why a file of the vocabulary is not what its name says, told by its first and last bytes; "" when it may be."""
+    path = reader.root / name
+    if not path.exists() or not reader.inside(path):
+        return ""
+    try:
+        with reader.open_regular(path) as stream:
+            first = stream.read(64)
+            stream.seek(max(0, path.stat().st_size - 64))
+            last = stream.read(64)
+    except OSError:
+        return ""
+    if first.startswith(b"version https://git-lfs"):
+        return "git-lfs"
+    if not first.strip():
+        return "empty"
+    if first.lstrip()[:9].lower() in (b"<!doctype", b"<html>\n") or first.lstrip()[:5].lower() == b"<html":
+        return "web-page"
+    return "cut" if name.endswith(".json") and not last.rstrip().endswith(b"}") else ""
 
 
 _MARKER = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|<(?:start|end)_of_turn>")
@@ -613,9 +640,7 @@ def _text_lost(seen: Rendered) -> Finding | None:
                 Level.WARN,
                 "The chat template leaves out messages whose content is plain text: it takes lists of parts.",
                 "Vision models' templates are like that; plain text vanishes without an error.",
-                (
-                    'write every message as `"content": [{"type": "text", "text": "..."}]`, in training as in evaluation',
-                ),
+                ('write every message as `"content": [{"type": "text", "text": "..."}]`, also in evaluation',),
                 _SOURCE,
             )
         empty = "" if asked.strip() else " It renders nothing at all."
@@ -631,7 +656,7 @@ def _text_lost(seen: Rendered) -> Finding | None:
     if answered is not None and "{}" not in answered and "Hi" in answered:
         return Finding(
             "template-drops-answers",
-            Level.FAIL,
+            Level.WARN,
             "The chat template renders an assistant message without its text.",
             "The answers are what is to be learned; with this template there is nothing to learn.",
             ("take the template of the model's own repository",),

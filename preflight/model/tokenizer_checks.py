@@ -27,7 +27,7 @@ def check_tokenizer_files(tokenizer: Tokenizer, directory: ModelDirectory, trans
     decoder = config.get("added_tokens_decoder")
     if isinstance(decoder, dict) and any(not isinstance(value, dict) for value in decoder.values()):
         wrong.append("an entry of added_tokens_decoder is no object")
-    found: list[Finding] = []
+    found = [_damaged_file(name, why) for name, why in tokenizer.damaged.items()]
     if wrong:
         found.append(
             Finding(
@@ -66,6 +66,23 @@ def check_tokenizer_files(tokenizer: Tokenizer, directory: ModelDirectory, trans
             )
         )
     return found
+
+
+def _damaged_file(name: str, why: str) -> Finding:
+    what = {
+        "git-lfs": f"{name} is a Git LFS pointer, not the file itself.",
+        "empty": f"{name} is empty.",
+        "web-page": f"{name} is a web page that was saved in its place.",
+        "cut": f"{name} ends in the middle: the download was cut.",
+    }[why]
+    return Finding(
+        "tokenizer-file-damaged",
+        Level.FAIL,
+        what,
+        "AutoTokenizer cannot be loaded from it, or takes a slower way that lacks tokens.",
+        ("`git lfs install && git lfs pull`",) if why == "git-lfs" else (f"download {name} again",),
+        _SOURCE,
+    )
 
 
 def check_tokens_there(tokenizer: Tokenizer, rendered: Mapping[str, Rendered]) -> list[Finding]:
