@@ -363,9 +363,11 @@ def plan_from_flags(args: argparse.Namespace) -> tuple[Plan, bool]:
     if method not in (None, "auto"):
         settings["method"] = method
     if given.get("global_batch") is not None:
-        if "gradient_accumulation" in settings:
-            raise UsageError("--global-batch: sets the accumulation steps, so --grad-accum cannot stand beside it")
+        steps = settings.pop("gradient_accumulation", None)
         settings["global_batch"] = given["global_batch"]
+        plan = plan_from(settings, "flags", base)
+        if steps not in (None, plan.gradient_accumulation):
+            raise UsageError(f"--global-batch {given['global_batch']}: does not go with --grad-accum {steps}")
     plan = plan_from(settings, "flags", base)
     if autocast is not None:
         plan = replace(plan, autocast=None if autocast == "none" else autocast)

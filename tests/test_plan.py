@@ -76,3 +76,13 @@ def test_without_method_and_configuration_the_method_is_chosen():
     add_flags(parser)
     assert plan_from_flags(parser.parse_args([]))[1] is True
     assert plan_from_flags(parser.parse_args(["--method", "qlora"])) == (Plan(), False)
+
+
+def test_a_global_batch_and_accumulation_steps_must_say_the_same():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    given = ["--method", "lora", "--global-batch", "12", "--micro-batch", "3"]
+    assert plan_from_flags(parser.parse_args(given))[0].gradient_accumulation == 4
+    assert plan_from_flags(parser.parse_args([*given, "--grad-accum", "4"]))[0].gradient_accumulation == 4
+    with pytest.raises(UsageError, match="does not go with --grad-accum 2"):
+        plan_from_flags(parser.parse_args([*given, "--grad-accum", "2"]))

@@ -172,11 +172,10 @@ class Search:
     def batches(self) -> list[tuple[int, int]]:
         """(micro batch, accumulation) with the same global batch, the largest micro batch first."""
         whole = self.plan.micro_batch * self.plan.gradient_accumulation
-        sizes, batch = [self.plan.micro_batch], self.plan.micro_batch // 2
-        while batch >= 1:
-            sizes.append(batch)
-            batch //= 2
-        return [(size, -(-whole // size)) for size in sizes]
+        sizes = [self.plan.micro_batch]
+        while sizes[-1] > 1:
+            sizes.append(next(size for size in range(max(1, sizes[-1] // 2), 0, -1) if whole % size == 0))
+        return [(size, whole // size) for size in sizes]
 
     def package_helps(self, plan: Plan) -> bool:
         """Whether flash-attn would take the place of attention that keeps the square of the sequence."""

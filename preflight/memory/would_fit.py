@@ -171,7 +171,11 @@ def gpus_needed(search: Search) -> dict[str, Any] | None:
     ways = [plan, *(replace(way, parallel=plan.parallel, offload=plan.offload) for way in smaller)]
     for way in ways:
         for count in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-            divided = replace(way, gpus=count, parallel="none" if count == 1 else "fsdp_full", offload=False)
+            steps = way.gradient_accumulation
+            if steps % count == 0:  # the global batch stays
+                steps //= count
+            parallel = "none" if count == 1 else "fsdp_full"
+            divided = replace(way, gpus=count, parallel=parallel, offload=False, gradient_accumulation=steps)
             if search.fits(divided):
                 if count == 1 and way is not plan:
                     continue  # that is what the search for one card says
