@@ -1,7 +1,8 @@
 """The recorded GPU machines of tests/wild/A-gpu, each through the command line. Values are worked out by hand."""
 
-import json
 from pathlib import Path
+
+from sections import codes, finding, section_of, words
 
 import gpu_probe
 
@@ -11,25 +12,7 @@ MIB = 1 << 20
 
 def probe(case, capsys):
     """The section as `gpu_probe.py --replay CASE --json` prints it."""
-    code = gpu_probe.main(["--replay", str(CASES / case), "--json"])
-    section = json.loads(capsys.readouterr().out)
-    assert code == {"ok": 0, "warn": 0, "unknown": 3, "fail": 1}[section["level"]]
-    return section
-
-
-def finding(section, code):
-    found = [one for one in section["findings"] if one["code"] == code]
-    assert len(found) == 1, [one["code"] for one in section["findings"]]
-    return found[0]
-
-
-def codes(section):
-    return {one["code"] for one in section["findings"]}
-
-
-def words(section):
-    """Everything that is said to people."""
-    return "\n".join(" ".join([one["what"], one["why"], *one["fix"]]) for one in section["findings"])
+    return section_of(gpu_probe.main, ["--replay", str(CASES / case)], capsys)
 
 
 def test_a01_driver_library_mismatch(capsys):

@@ -1,9 +1,9 @@
 """The odd model directories of tests/wild/B-model, each through the command line. Values are worked out by hand."""
 
-import json
 from pathlib import Path
 
 import pytest
+from sections import finding, section_of, words
 
 import model_analyzer
 
@@ -12,21 +12,7 @@ CASES = Path(__file__).parent / "wild" / "B-model"
 
 def analyse(case, capsys, *flags):
     """The section as `model_analyzer.py CASE --json` prints it."""
-    code = model_analyzer.main([str(CASES / case), "--json", *flags])
-    section = json.loads(capsys.readouterr().out)
-    assert code == {"ok": 0, "warn": 0, "unknown": 3, "fail": 1}[section["level"]]
-    return section
-
-
-def finding(section, code):
-    found = [one for one in section["findings"] if one["code"] == code]
-    assert len(found) == 1, [one["code"] for one in section["findings"]]
-    return found[0]
-
-
-def words(section):
-    """Everything that is said to people."""
-    return "\n".join(" ".join([one["what"], one["why"], *one["fix"]]) for one in section["findings"])
+    return section_of(model_analyzer.main, [str(CASES / case), *flags], capsys)
 
 
 def lora(case, capsys, r, *targets):

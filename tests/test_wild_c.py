@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from sections import finding, section_of
+
 import model_analyzer
 from preflight.machine import Machine
 
@@ -11,16 +13,7 @@ CASES = Path(__file__).parent / "wild" / "C-template"
 
 def analyse(case, capsys):
     """The section as `model_analyzer.py CASE --json` prints it."""
-    code = model_analyzer.main([str(CASES / case), "--json"])
-    section = json.loads(capsys.readouterr().out)
-    assert code == {"ok": 0, "warn": 0, "unknown": 3, "fail": 1}[section["level"]]
-    return section
-
-
-def finding(section, code):
-    found = [one for one in section["findings"] if one["code"] == code]
-    assert len(found) == 1, [one["code"] for one in section["findings"]]
-    return found[0]
+    return section_of(model_analyzer.main, [str(CASES / case)], capsys)
 
 
 def test_c01_a_list_of_named_templates(capsys):
