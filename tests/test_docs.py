@@ -15,7 +15,7 @@ import pytest
 from preflight.findings import Finding, Level
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("README*.md"))]
 SHARED = ("tests", "examples", "facts", "training_config.yaml")
 
 
@@ -30,7 +30,7 @@ def examples() -> list[object]:
     """
     found: list[object] = []
     for page in PAGES:
-        if page.name == "README.md":
+        if page.name.startswith("README"):
             continue
         for block in blocks(page, "console"):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -108,6 +108,20 @@ def test_every_file_and_link_on_the_page_exists(page: Path) -> None:
             assert (page.parent / target).exists(), target
     for name in re.findall(r"`((?:preflight|facts|templates|tests|benchmarks|docs|examples)/[\w./-]*)`", text):
         assert (ROOT / name).exists(), name
+
+
+def test_both_readmes_say_the_same_commands_flags_codes_and_links() -> None:
+    english, chinese = (ROOT / name for name in ("README.md", "README.zh-CN.md"))
+    said = []
+    for page in (english, chinese):
+        text = page.read_text(encoding="utf-8")
+        shell = [line.partition(" # ")[0].strip() for line in re.findall(r"^\$ .*", text, re.MULTILINE)]
+        first_cells = [
+            row.partition("（")[0].partition(" (")[0] for row in re.findall(r"^\| (`-.*?|\d+) \|", text, re.MULTILINE)
+        ]
+        links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("README")]
+        said.append((shell, first_cells, sorted(set(links)), text.count("\n## ")))
+    assert said[0] == said[1]
 
 
 def test_the_map_names_every_module() -> None:
