@@ -26,6 +26,7 @@ GROUPS = {
     "preflight/data/ (data_preprocessor.py; the task stage reads with it)": "preflight/data/*.py",
     "preflight/outputs/ (validate_output_schema.py)": "preflight/outputs/*.py",
     "preflight/children/ (each runs alone in another interpreter)": "preflight/children/*.py",
+    "preflight/children/rehearsal/ (the parts of rehearse.py)": "preflight/children/rehearsal/*.py",
     "benchmarks/": "benchmarks/*.py",
 }
 
@@ -50,31 +51,43 @@ def first_sentence(path: Path) -> str:
 
 
 def accuracy() -> str:
-    """The closed form against every usable row, computed now; then the intervals that answers carry."""
-    from benchmarks.accuracy import closed, summary
+    """Both kinds of evidence against every usable row, the intervals that answers carry, and the peers.
+
+    The closed form is computed now; rehearsals are those kept in benchmarks/rehearsed.jsonl.
+    """
+    from benchmarks.accuracy import closed, kept_rehearsals, summary
     from benchmarks.measured_rows import read_rows
 
     rows = read_rows(ROOT / "benchmarks" / "measured.jsonl")
-    made = summary(closed(rows, ROOT / "tests" / "configs"))
-    left_out = sum(len(ids) for ids in made["left_out"].values())
+    made = {
+        "closed form": summary(closed(rows, ROOT / "tests" / "configs")),
+        "rehearsed": summary(kept_rehearsals(rows, ROOT / "benchmarks" / "rehearsed.jsonl")),
+    }
+    left_out = sum(len(ids) for ids in made["closed form"]["left_out"].values())
     lines = [
-        "| closed form against | peak | rows | median error | 95 % of errors below | bias |",
-        "|---|---|---|---|---|---|",
+        "| evidence | against | peak | rows | median error | 95 % of errors below | bias |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for part in ("hugging face, A, certain length", "all frameworks, A and B"):
-        for metric in ("allocated", "reserved"):
-            lines.append(error_row(part, metric, made["parts"].get(part, {}).get(metric, {"n": 0})))
+    for kind, figures in made.items():
+        for part in ("hugging face, A, certain length", "all frameworks, A and B"):
+            for metric in ("allocated", "reserved"):
+                row = error_row(part, metric, figures["parts"].get(part, {}).get(metric, {"n": 0}))
+                lines.append(f"| {kind} {row}")
     lines += [
         "",
         f"{len(rows)} rows are known; {left_out} of them cannot be compared (an input that decides is not stated, or",
         'the method has no formula here). "A" rows state everything that decides; "certain length" means that the',
-        "longest batch really had the stated length.",
-        f"Of {made['oom']} runs that ended out of memory {made['oom_called_yes']} were answered with yes;",
-        f"of {made['fits']} that fitted {made['fits_called_no']} with no.",
+        "longest batch really had the stated length. Rows of ms-swift have batches of many lengths, whose cache no",
+        "figure of one length can tell: they make the errors of reserved peaks over all frameworks.",
         "",
-        *intervals(json.loads((ROOT / "facts" / "memory_errors.json").read_text(encoding="utf-8"))),
     ]
-    return "\n".join(lines)
+    for kind, figures in made.items():
+        lines.append(
+            f"{kind.capitalize()}: of {figures['oom']} runs that ended out of memory {figures['oom_called_yes']} "
+            f"were answered with yes; of {figures['fits']} that fitted {figures['fits_called_no']} with no."
+        )
+    facts = json.loads((ROOT / "facts" / "memory_errors.json").read_text(encoding="utf-8"))
+    return "\n".join([*lines, "", *intervals(facts), "", *held_out(facts), "", *peers()])
 
 
 def error_row(part: str, metric: str, figures: Mapping[str, Any]) -> str:
@@ -97,13 +110,67 @@ def intervals(facts: Mapping[str, Any]) -> list[str]:
     ]
     for kind, parts in facts["evidence"].items():
         for part, figures in parts.items():
+            if part == "cache":
+                continue
             cells = []
             for metric in ("allocated", "reserved"):
                 bounds, count = figures.get(metric), figures.get(f"{metric}_rows")
-                cells += [f"{bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "not measured"]
-                cells.append(str(count) if count else "set by hand" if bounds else "0")
+                cells += [f"{bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few rows"]
+                cells.append(str(count) if count else "-")
             lines.append(f"| {kind} | {part} | {' | '.join(cells)} |")
+    return [
+        *lines,
+        "",
+        "A method whose cache too few rows show gets the widest bound: everything that is not static times "
+        f"{facts['largest_cache']:.2f}, the largest share seen with one length.",
+    ]
+
+
+def held_out(facts: Mapping[str, Any]) -> list[str]:
+    """The third table: how the intervals hold on rows that did not make them."""
+    lines = [
+        "Do these intervals hold on rows that nobody fitted? Each source (a repository that published) was tested with",
+        "the table that the other sources give:",
+        "",
+        "| evidence | source left out | rows | inside the interval |",
+        "|---|---|---|---|",
+    ]
+    for kind, found in facts["held_out"].items():
+        for source, row in found["by_source"].items():
+            lines.append(f"| {kind} | {source} | {row['rows']} | {row['inside']} |")
+        share = 100.0 * found["inside"] / max(1, found["rows"])
+        lines.append(f"| {kind} | all | {found['rows']} | {found['inside']} ({share:.0f} %) |")
     return lines
+
+
+def peers() -> list[str]:
+    """The last table: other offline estimators on the same rows."""
+    kept = json.loads((ROOT / "benchmarks" / "peers.json").read_text(encoding="utf-8"))
+    lines = [
+        "Other estimators that run offline, each on the rows it can answer, and this program's closed form on just",
+        "these (`python benchmarks/peers.py --write`; median error, 95 % of errors below):",
+        "",
+        "| estimator | allocated, rows | theirs | ours | reserved, rows | theirs | ours | about |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, both in kept["accuracy"].items():
+        cells = [name]
+        for metric in ("allocated", "reserved"):
+            cells.append(str(both[name][metric]["n"]))
+            for who in (name, "this program, closed form"):
+                figures = both[who][metric]
+                known = figures["n"] > 0
+                text = f"{figures['median_abs_pct']:.1f} %, {figures['p95_abs_pct']:.1f} %" if known else "no row"
+                cells.append(text)
+        lines.append(f"| {' | '.join(cells)} | {both['about']} |")
+    seconds = kept["seconds"]
+    ratio = seconds["this program, closed form"] / seconds["canifinetune estimate"]
+    return [
+        *lines,
+        "",
+        f"One cold answer: this program's closed form {seconds['this program, closed form']:.2f} s, "
+        f"`canifinetune estimate` {seconds['canifinetune estimate']:.2f} s ({ratio:.2f} times as long as that).",
+    ]
 
 
 def filled(page: str, region: str, text: str) -> str:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import answer_of, closed, config_of, errors_of, figures, quantile, summary
+from benchmarks.accuracy import (
+    answer_of,
+    closed,
+    config_of,
+    errors_of,
+    figures,
+    keep,
+    kept_rehearsals,
+    quantile,
+    summary,
+)
 from benchmarks.agreement import gap_pct
 from benchmarks.calibration import document_from
 from benchmarks.measured_rows import read_rows
@@ -205,3 +215,78 @@ def test_the_kept_peaks_are_what_the_installed_stack_gives():
     for row, made in zip(rows, rehearse(Machine(), sys.executable, jobs, 600.0), strict=True):
         assert made.trouble == ""
         assert made.replay.tensors_bytes == pytest.approx(row["tensors_bytes"], rel=0.02), row["config"]
+
+
+# -- rehearsals, as they were kept from the last run with each row's own versions
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return kept_rehearsals(read_rows(ROOT / "benchmarks" / "measured.jsonl"), ROOT / "benchmarks" / "rehearsed.jsonl")
+
+
+def test_rehearsals_meet_the_bar_on_transformers_rows_of_certain_length(kept):
+    chosen = [i for i in kept if i.row.hugging_face and i.row.certain and i.row.quality == "A"]
+    allocated, reserved = (figures(errors_of(chosen, metric)) for metric in ("allocated", "reserved"))
+    assert allocated["n"] >= 60
+    assert allocated["median_abs_pct"] <= 1
+    assert allocated["p95_abs_pct"] <= 5
+    assert reserved["n"] >= 40
+    assert reserved["median_abs_pct"] <= 5
+    assert reserved["p95_abs_pct"] <= 15
+
+
+def test_no_rehearsed_run_that_failed_is_called_yes_and_none_that_fitted_no(kept):
+    assert sum(1 for i in kept if i.row.kind == "oom" and i.estimate is not None) >= 10
+    assert [i.row.id for i in kept if i.row.kind == "oom" and answer_of(i) == "yes"] == []
+    assert [i.row.id for i in kept if i.row.kind == "fits" and answer_of(i) == "no"] == []
+
+
+def test_the_rehearsed_intervals_are_those_of_the_named_rows(kept):
+    named = [item for item in kept if item.row.id in FACTS["rows"]["rehearsed"]]
+    made = document_from({"rehearsed": named}, FACTS)
+    assert made["evidence"]["rehearsed"] == FACTS["evidence"]["rehearsed"]
+    assert made["held_out"]["rehearsed"] == FACTS["held_out"]["rehearsed"]
+
+
+@pytest.mark.slow
+def test_kept_rehearsals_are_what_the_installed_stack_gives(kept):
+    """One published run again: Qwen2.5-1.5B QLoRA, 512 tokens (2.79 GiB measured), with the versions that are here."""
+    pytest.importorskip("bitsandbytes")
+    from preflight.machine import Machine
+    from preflight.memory.rehearsal import Job, rehearse
+
+    item = next(i for i in kept if i.row.id == "cft-qwen-qwen2.5-1.5b-instruct-qlora-s512-b1-r16-steps3")
+    job = Job(config_of(item.row, CONFIGS), item.row.plan)
+    made = rehearse(Machine(), sys.executable, [job], 300.0)[0]
+    assert made.trouble == ""
+    assert made.estimate.allocated_bytes == pytest.approx(item.estimate.allocated_bytes, rel=0.02)
+    assert made.estimate.allocated_bytes == pytest.approx(item.row.readings["allocated"], rel=0.02)
+
+
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path, kept):
+    """Rehearsals that were kept are not made again; a line that a kill cut short is passed over."""
+    item = next(i for i in kept if i.estimate is not None)
+    file = tmp_path / "kept.jsonl"
+    keep(file, item)
+    with file.open("a") as stream:
+        stream.write('{"id": "cut sho')
+    again = kept_rehearsals([item.row], file)[0]
+    assert again.estimate.allocated_bytes == item.estimate.allocated_bytes
+    assert (again.estimate.low_bytes, again.estimate.high_bytes) == (item.estimate.low_bytes, item.estimate.high_bytes)
+
+
+def test_ctrl_c_prints_the_figures_of_what_was_done(monkeypatch, capsys):
+    import benchmarks.accuracy as accuracy
+
+    def interrupted(rows, args, found):
+        found.append(closed([rows[0]], CONFIGS)[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(accuracy, "rehearsed", interrupted)
+    assert accuracy.main(["--evidence", "closed,rehearsed", "--json", "--only", "fms-main-mistral"]) == 130
+    said = capsys.readouterr()
+    made = json.loads(said.out)
+    assert made["closed"]["allocated"]["n"] > 5
+    assert made["rehearsed"]["allocated"]["n"] == 1
+    assert "interrupted" in said.err

@@ -74,7 +74,7 @@ class Builder:
         self.targets, self.stacked = self._targets()
 
     def _targets(self) -> tuple[tuple[str, ...], dict[str, int]]:
-        """Names of adapted modules (none: all linear ones); adapted stacks of experts by path: the multiple of the rank."""
+        """Names of adapted modules (none: all linear); adapted stacks of experts by path: the multiple of the rank."""
         wanted = self.plan.target_modules
         stacks = self.shape.moe is not None and any(m.kind == "experts" for g in self.shape.groups for m in g.modules)
         if not stacks or not self.plan.adapters or self.plan.method in ("ia3", "prefix_tuning"):
