@@ -80,9 +80,7 @@ def reach(shape: ModelShape, targets: str | Sequence[str], r: int, target_parame
     )
 
 
-def converted_targets(
-    shape: ModelShape, targets: str | Sequence[str]
-) -> tuple[str | tuple[str, ...], dict[str, int]]:
+def converted_targets(shape: ModelShape, targets: str | Sequence[str]) -> tuple[str | tuple[str, ...], dict[str, int]]:
     """What these targets mean to PEFT: names of modules ("all-linear" stays), and stacks of experts and routers.
 
     The latter by path, with the multiple of r that each gets; none when PEFT refuses.
