@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from preflight import processes
+from preflight.console import UsageError
 from preflight.findings import say
+from preflight.machine import Machine
+from preflight.software.installers import Environment, find_installer, read_pip_settings
 
 _WANTED = ("transformers", "peft", "bitsandbytes", "accelerate")
 _made: dict[str, tuple[str, str]] = {}
@@ -38,26 +42,23 @@ def _pin(name: str, version: str) -> str:
 def _make(pins: list[str], current: str) -> tuple[str, str]:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "finetune-preflight", "versions")
     folder = cache / hashlib.sha256(" ".join(pins).encode()).hexdigest()[:16]
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     done = folder / "complete"
     note = " ".join(pins)
-    if done.exists():
-        return str(python), note
+    settings = read_pip_settings(Machine(), sys.executable)
+    made = Environment(find_installer(), settings, folder, sys.executable, {}, timeout_s=900.0)
+    if done.exists() and Path(made.python).exists():
+        return made.python, note
     say(f"installing {note}")
-    torch = subprocess.run(
-        [current, "-c", "import torch; print(torch.__version__.split('+')[0])"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
+    asked = processes.run([current, "-c", "import torch; print(torch.__version__.split('+')[0])"], 120)
+    shutil.rmtree(folder, ignore_errors=True)  # a run that was killed here left a half
     try:
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
-        command = [str(python), "-m", "pip", "install", "-q", "--no-compile", f"torch=={torch}", *pins]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        return current, f"current versions: {note} could not be installed ({type(error).__name__})"
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or [""])[-1][:200]
+        folder.mkdir(parents=True)
+        made.create()
+        ended = made.install([f"torch=={asked.text.strip()}", *pins])
+    except (OSError, UsageError) as error:
+        return current, f"current versions: {note} could not be installed ({error})"[:300]
+    if not ended.ok:
+        last = (ended.text.strip().splitlines() or [""])[-1][:200]
         return current, f"current versions: {note} does not install ({last})"
     done.touch()
-    return str(python), note
+    return made.python, note
