@@ -209,6 +209,7 @@ def memory_view(observed: Mapping[str, Any]) -> dict[str, Any]:
             for name, size in moments.items()
         ],
         "plans": plans(memory),
+        "best": _rows(_mapping(memory.get("would_fit")).get("best")),
         "changes": _rows(_mapping(memory.get("would_fit")).get("single")),
     }
 

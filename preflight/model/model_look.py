@@ -124,7 +124,10 @@ def read_card(machine: Machine, args: argparse.Namespace) -> Card:
         )
         return Card(True, gpu.compute_capability, gpu.name, budget)
     if args.gpu:
-        return Card(True, named, args.gpu, None)
+        from preflight.memory.speed import card_named
+
+        published = card_named(args.gpu)
+        return Card(True, named, args.gpu, named_card(published.memory_gib) if published else None)
     if args.here:
         from preflight.host import read_host
 
