@@ -136,3 +136,26 @@ def test_an_interpreter_without_torch_is_no_crash(tmp_path):
 
 def test_an_interpreter_that_is_not_there_is_no_crash():
     assert rehearse(Machine(), "/nowhere/python", [Job(TINY, Plan())])[0].estimate is None
+
+
+def test_a_job_that_takes_the_child_with_it_costs_the_others_nothing(monkeypatch):
+    """The child is killed (as when memory runs out) in the second of three jobs: the third runs in its own."""
+    import preflight.memory.rehearsal as module
+
+    asked = []
+    real = module._rehearse
+
+    def killed(machine, python, jobs, timeout_s):
+        asked.append(len(jobs))
+        if len(jobs) < 3:
+            return real(machine, python, jobs, timeout_s)
+        first = real(machine, python, jobs[:1], timeout_s)
+        return [*first, *(module.Rehearsal(None, "exit code -9", "starting", lost=True) for _ in jobs[1:])]
+
+    monkeypatch.setattr(module, "_rehearse", killed)
+    small = config("HuggingFaceTB__SmolLM2-135M")
+    jobs = [Job(small, Plan(method="lora", sequence_tokens=64)) for _ in range(3)]
+    made = module.rehearse(Machine(), sys.executable, jobs)
+    assert asked == [3, 1]
+    assert made[1].trouble == "exit code -9"
+    assert made[2].estimate.allocated_bytes == made[0].estimate.allocated_bytes

@@ -54,13 +54,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The result of a job: an estimate, or the reason why there is none (`trouble`, and the step it ended in)."""
+    """The result of a job: an estimate, or the reason why there is none (`trouble`, and the step it ended in).
+
+    `lost`: the child ended, or was ended, before it could say anything of this job's outcome.
+    """
 
     estimate: MemoryEstimate | None
     trouble: str = ""
     step: str = ""
     replay: trace.Replay | None = None
     seconds: float | None = None
+    lost: bool = False
 
 
 def rehearse(machine: Machine, python: str, jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[Rehearsal]:
@@ -69,6 +73,12 @@ def rehearse(machine: Machine, python: str, jobs: Sequence[Job], timeout_s: floa
     Where few layers do not stand for the others, all of them run in a second child.
     """
     made = _rehearse(machine, python, jobs, timeout_s)
+    lost = [number for number, one in enumerate(made) if one.lost]
+    started = made[0].step != "starting"  # the packages could be imported
+    if len(lost) > 1 and started:  # one job took the child with it: the others again
+        rest = rehearse(machine, python, [jobs[number] for number in lost[1:]], timeout_s)
+        for number, one in zip(lost[1:], rest, strict=True):
+            made[number] = one
     again = [number for number, one in enumerate(made) if one.trouble.startswith(_NOT_ALIKE)]
     if again:
         whole = [replace(jobs[number], layers=10**6) for number in again]
@@ -150,9 +160,9 @@ def _result(job: Job, lines: list[dict[str, Any]], answer: Answer, imported: dic
         if "failed" in steps:
             return Rehearsal(None, quote(steps["failed"].get("reason", "")), step)
         if answer.trouble == "timeout":
-            return Rehearsal(None, f"it took longer than its limit after the step: {step}", step)
+            return Rehearsal(None, f"it took longer than its limit after the step: {step}", step, lost=True)
         last = answer.errors.strip().splitlines()[-1:] or [f"exit code {answer.exit_code}"]
-        return Rehearsal(None, quote(last[0]), step)
+        return Rehearsal(None, quote(last[0]), step, lost=True)
     done_line, built, prepared = steps["rehearsed"], steps["built"], steps["prepared"]
     try:
         stacks = trace.stacks_of(built["layers"])
