@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import lzma
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +191,99 @@ def test_what_is_no_data_file_is_said(tmp_path: Path, name: str, data: Any, code
         read(tmp_path, name, data)
     assert caught.value.code == code
     assert caught.value.why and caught.value.fix
+
+
+def zipped(*files: tuple[str, bytes], **how: Any) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, **how) as archive:
+        for name, data in files:
+            archive.writestr(name, data)
+    return made.getvalue()
+
+
+LINES = b'{"text":"a"}\n{"text":"b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "container"),
+    [
+        ([("train.jsonl", LINES)], "jsonl"),
+        (
+            [("set/train.json", b'[{"text":"a"},{"text":"b"}]'), ("set/README.md", b"# me"), ("LICENSE", b"MIT")],
+            "json-array",
+        ),
+        ([("train.csv", b"text,input\na,\nb,\n")], "csv"),
+        ([("train.jsonl", LINES), ("__MACOSX/._train.jsonl", b"\x00\x05"), (".DS_Store", b"\x00")], "jsonl"),
+        ([("export", LINES)], "jsonl"),
+        ([("train.jsonl", '{"text":"a"}\n{"text":"b"}\n'.encode("utf-16"))], "jsonl"),
+    ],
+)
+def test_a_zip_with_one_data_file_is_read(tmp_path: Path, files: Any, container: str) -> None:
+    found, good, bad = read(tmp_path, "x.zip", zipped(*files))
+    assert (found.container, [value["text"] for value in good], bad) == (container, ["a", "b"], [])
+    assert found.notes["compressed"] == 1
+    assert not found.can_be_cut
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "says"),
+    [
+        (zipped(("a.jsonl", LINES), ("b.jsonl", LINES)), "zip-archive", "2 data files: a.jsonl, b.jsonl"),
+        (zipped(*((f"{n}.json", b"{}") for n in range(9))), "zip-archive", "files: 0.json, 1.json, 2.json, 3.json, 4.json and 4 more"),
+        (zipped(("a.png", b"x"), ("b.png", b"x")), "zip-archive", "0 data files: a.png, b.png"),
+        (zipped(), "zip-archive", "0 data files"),
+        (zipped(("xl/workbook.xml", b"x"), ("[Content_Types].xml", b"x")), "zip-archive", "Excel"),
+        (zipped(("a.jsonl", LINES))[:60], "zip-damaged", "cannot be opened"),
+        (zipped(("in.zip", zipped(("a.jsonl", LINES)))), "zip-archive", "another archive"),
+        (zipped(("a.parquet", b"PAR1" + bytes(99))), "zip-archive", "Parquet"),
+        (zipped(("a.jsonl", b"")), "empty-file", "white space"),
+        (zipped(("a.jsonl", b"<!doctype html><html>")), "html-page", "web page"),
+    ],
+)  # fmt: skip
+def test_an_archive_that_is_not_one_data_file_is_refused(tmp_path: Path, data: bytes, code: str, says: str) -> None:
+    with pytest.raises(Unreadable) as caught:
+        read(tmp_path, "x.zip", data)
+    assert caught.value.code == code and says in caught.value.what
+    assert caught.value.why and caught.value.fix
+
+
+def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
+    data = bytearray(zipped(("a.jsonl", LINES)))
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flag in both headers
+        data[data.index(signature) + offset] |= 1
+    with pytest.raises(Unreadable) as caught:
+        read(tmp_path, "x.zip", bytes(data))
+    assert caught.value.code == "zip-encrypted"
+
+
+def test_a_bomb_is_refused_without_unpacking_it(tmp_path: Path) -> None:
+    file = tmp_path / "x.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.jsonl", "w") as member:
+        for _ in range(300):
+            member.write(b" " * (1 << 20))
+    began = time.monotonic()
+    with pytest.raises(Unreadable) as caught:
+        read_records(file)
+    assert caught.value.code == "zip-bomb" and time.monotonic() - began < 1
+
+
+def test_an_archive_that_lies_about_its_size_is_damaged(tmp_path: Path) -> None:
+    """The central directory states fewer bytes than the data unpacks to: no more is read, and the checksum fails."""
+    data = bytearray(zipped(("a.jsonl", LINES * 5000)))
+    at = data.index(b"PK\x01\x02") + 24
+    data[at : at + 4] = (1300).to_bytes(4, "little")
+    with pytest.raises(Unreadable) as caught:
+        read(tmp_path, "x.zip", bytes(data))
+    assert caught.value.code == "compressed-data-damaged"
+
+
+def test_damage_inside_an_archive_keeps_what_came_before(tmp_path: Path) -> None:
+    text = "".join(f'{{"text":"{n * 7919}"}}\n' for n in range(50000)).encode()
+    data = bytearray(zipped(("a.jsonl", text)))
+    for at in range(len(data) // 2, len(data) // 2 + 40):
+        data[at] ^= 0xFF
+    _, good, bad = read(tmp_path, "x.zip", bytes(data))
+    assert 100 < len(good) < 50000 and bad[-1][1] == "compressed-data-damaged"
 
 
 def test_parquet_and_arrow_are_read(tmp_path: Path) -> None:

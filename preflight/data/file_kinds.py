@@ -21,7 +21,8 @@ class Unreadable(Exception):
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 NUL_DETAIL = "NUL bytes: the file has a hole, as after a crash or a full disk while it was written"
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "zstd"}
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "zstd", ".zip": "zip"}
+ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 COLUMNS = {
     "instruction", "input", "output", "prompt", "completion", "response", "question", "answer", "text", "system",
     "chosen", "rejected", "label", "context", "query", "id",
@@ -45,8 +46,13 @@ try:
 except ImportError:
     _LZMA_ERROR = _NoZlibError
 
+DAMAGED = (EOFError, OSError, ValueError, _ZLIB_ERROR, _LZMA_ERROR)
+STEP_BYTES = 1 << 16  # so that damage takes no more than this with it
+
 
 def compression_of(magic: bytes) -> str:
+    if magic.startswith(ZIP_MAGIC):
+        return "zip"
     for start, name in ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ", "lzma"), (b"\x28\xb5\x2f\xfd", "zstd")):
         if magic.startswith(start):
             return name
@@ -60,6 +66,11 @@ def open_bytes(path: Path) -> IO[bytes]:
     stream.seek(0)
     if not kind:
         return stream
+    if kind == "zip":
+        from preflight.data.zip_files import BadZipFile, open_member
+
+        stream.close()
+        return io.BufferedReader(_Uncompressed(open_member(path), (*DAMAGED, BadZipFile)), 1 << 18)
     import importlib
 
     try:
@@ -113,14 +124,12 @@ def refuse_foreign(path: Path, magic: bytes) -> None:
             "A page was saved instead of the file behind it (a login page, or the viewer of a hub).",
             "download the raw file (on the hub: the `resolve` link, not `blob`)",
         )
-    if magic.startswith(b"PK\x03\x04"):
-        excel = b"xl/" in magic or path.suffix.lower() in (".xlsx", ".xlsm")
-        raise Unreadable(
-            "zip-archive",
-            f"{name} is {'an Excel workbook' if excel else 'a ZIP archive'}",
-            "One table or one JSON file is read, not an archive.",
-            "save the sheet as CSV (UTF-8)" if excel else f"`unzip {name}` and name the file inside",
-        )
+    if magic.startswith(ZIP_MAGIC):
+        from preflight.data.zip_files import EXCEL_SUFFIXES, excel, zip_member
+
+        if path.suffix.lower() in EXCEL_SUFFIXES:
+            raise excel(name)
+        zip_member(path)
     for signature, kind in (
         (b"SQLite format 3", "an SQLite database"),
         (b"%PDF", "a PDF"),
@@ -257,8 +266,8 @@ def short(error: BaseException) -> str:
 class _Uncompressed(io.RawIOBase):
     """An uncompressed stream that ends where the compressed data is cut or damaged, and then says why."""
 
-    def __init__(self, opened: Any) -> None:
-        self._opened, self.damage = opened, ""
+    def __init__(self, opened: Any, damaged: tuple[type[Exception], ...] = DAMAGED) -> None:
+        self._opened, self._damaged, self.damage = opened, damaged, ""
 
     def readable(self) -> bool:
         return True
@@ -267,8 +276,10 @@ class _Uncompressed(io.RawIOBase):
         if self.damage:
             return 0
         try:
-            data = self._opened.read1(len(buffer))  # one step at a time: what came before the damage is kept
-        except (EOFError, OSError, ValueError, _ZLIB_ERROR, _LZMA_ERROR) as error:
+            data = self._opened.read1(
+                min(len(buffer), STEP_BYTES)
+            )  # one step at a time: what came before the damage is kept
+        except self._damaged as error:
             self.damage = short(error)
             return 0
         buffer[: len(data)] = data

@@ -492,6 +492,13 @@ def read_records(path: str | os.PathLike[str], encoding: str | None = None) -> R
     if magic[:6] == b"ARROW1" or (magic[:4] == b"\xff\xff\xff\xff" and b"schema" not in magic[:4] and len(magic) > 16):
         return Records(file, "arrow", None, magic)
     head = head_of(file)
+    named = file
+    if compression_of(magic) == "zip":
+        from preflight.data.zip_files import refuse_inside, zip_member
+
+        refuse_inside(file, head)
+        named = Path(zip_member(file).filename)
+        refuse_foreign(named, head[:512])
     if encoding is not None:
         try:
             found = codecs.lookup(encoding).name
@@ -519,7 +526,7 @@ def read_records(path: str | os.PathLike[str], encoding: str | None = None) -> R
         raise Unreadable(
             "empty-file", f"{file.name} holds only white space", "There is nothing to train on.", "check the export"
         )
-    return Records(file, container_of(file, text, len(head) < HEAD_BYTES), found, head)
+    return Records(file, container_of(named, text, len(head) < HEAD_BYTES), found, head)
 
 
 def _delimiter(head: bytes, encoding: str | None) -> str:
