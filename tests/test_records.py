@@ -229,7 +229,7 @@ def test_a_zip_with_one_data_file_is_read(tmp_path: Path, files: Any, container:
     ("data", "code", "says"),
     [
         (zipped(("a.jsonl", LINES), ("b.jsonl", LINES)), "zip-archive", "2 data files: a.jsonl, b.jsonl"),
-        (zipped(*((f"{n}.json", b"{}") for n in range(9))), "zip-archive", "files: 0.json, 1.json, 2.json, 3.json, 4.json and 4 more"),
+        (zipped(*((f"{n}", b"") for n in range(9))), "zip-archive", "0 data files: 0, 1, 2, 3, 4 and 4 more"),
         (zipped(("a.png", b"x"), ("b.png", b"x")), "zip-archive", "0 data files: a.png, b.png"),
         (zipped(), "zip-archive", "0 data files"),
         (zipped(("xl/workbook.xml", b"x"), ("[Content_Types].xml", b"x")), "zip-archive", "Excel"),
