@@ -82,3 +82,35 @@ def test_a_card_that_is_too_small_ends_the_replay():
     stacks = stacks_of([{"kinds": [0] * 12, "run": [0, 1, 2, 11]}])
     made = replay(complete(trace_of(4), stacks), ["a|b|c|d", "a|b|c|d"], limit_bytes=60 * MIB)
     assert made.ran_out
+
+
+def optimizer_trace(layers: int, at_once: bool):
+    """A step over the layers' weights of 7 each: a loop whose variable of 2 is overwritten one turn later, or one
+    operation that makes a temporary of 2 for all of them before the first ends."""
+    events, number, temporaries = [["load", 0, -1]], 0, []
+    for layer in range(layers):
+        number += 1
+        events.append([number, 7 * MIB, 0, layer])
+    events.append(["opt", 0, -1])
+    for layer in range(layers):
+        number += 1
+        events.append([number, 1 * MIB, 1, layer])  # a state
+        number += 1
+        events.append([number, 2 * MIB, 2, layer])
+        temporaries.append(number)
+        if layer and not at_once:
+            events.insert(-1, [temporaries[layer - 1]])
+    events += [[one] for one in (temporaries if at_once else temporaries[-1:])]
+    events.append(["zero", 0, -1])
+    return events
+
+
+@pytest.mark.parametrize("depth", [5, 24])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_temporaries_of_an_optimizer_are_held_as_long_as_its_loop_holds_them(depth, at_once):
+    stacks = stacks_of([{"kinds": [0] * depth, "run": [0, 1, 2, depth - 1]}])
+    made, left = peak(complete(optimizer_trace(4, at_once), stacks))
+    assert sum(left.values()) == (7 + 1) * depth * MIB
+    true = (7 + 1) * depth * MIB + (2 * depth if at_once else 2) * MIB
+    # layers that are put in overlap with the one that ran before them: at most one temporary more, whatever the depth
+    assert true <= made <= true + 2 * MIB

@@ -230,6 +230,7 @@ class _Completion:
                 groups.append((owner, [event]))
         signatures = [self._signature(events) for _, events in groups]
         standing = self._standing()
+        passing = self._passing(groups, signatures)
         for number, (owner, events) in enumerate(groups):
             whose = self.identity[owner] if owner >= 0 else None
             for event in events:
@@ -247,13 +248,44 @@ class _Completion:
             stack = self.stacks[stack_number]
             if owner - stack.first != len(stack.run) - 2:
                 continue
+            left: list[tuple[Layer | None, int]] = []
             for index in stack.missing:
+                for key in left:
+                    self._release(key)
+                left = []
                 for event in self._pattern(groups, signatures, number, stack.template(index)):
                     key = ((stack_number, index), event[0])
                     if len(event) > 1:
                         self.out.append((self._new(key), event[1], event[2], event[0]))
+                        if event[0] in passing:
+                            left.append(key)
                     elif key in self.names:
                         self._release(key)
+                left = [key for key in left if key in self.names]
+            for key in left:
+                self._release(key)
+
+    @staticmethod
+    def _passing(
+        groups: Sequence[tuple[int, list[list[Any]]]], signatures: Sequence[tuple[Any, ...]]
+    ) -> frozenset[int]:
+        """Storages of one layer that live until the next layer has begun and end before it makes its own of them.
+
+        A loop over parameters leaves them behind (a variable is overwritten one turn later); an operation over all
+        layers at once makes all of them before the first ends.
+        """
+        ends = {event[0]: number for number, (_, events) in enumerate(groups) for event in events if len(event) == 1}
+        found = set()
+        for number, (owner, events) in enumerate(groups):
+            same = (
+                later
+                for later in range(number + 1, len(groups))
+                if groups[later][0] == owner + 1 and signatures[later] == signatures[number]
+            )
+            if owner >= 0 and signatures[number] and (following := next(same, None)) is not None:
+                made = [event[0] for event in events if len(event) > 1]
+                found |= {ident for ident in made if number < ends.get(ident, number) < following}
+        return frozenset(found)
 
     def _standing(self) -> dict[int, list[Layer]]:
         """Which missing layers each layer that ran stands for."""
