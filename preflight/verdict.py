@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,10 +90,15 @@ def _stage_line(stage: str, section: Mapping[str, Any] | None, job: Mapping[str,
     findings = section["findings"]
     worst = next((f for f in findings if f["level"] == section["level"]), None)
     answers = [f for f in findings if f["code"].startswith(ANSWERED_BY[stage])]
-    said = [f["what"] for f in answers[:3]]
+    said = [first_sentence(f["what"]) for f in answers[:3]]
     if worst is not None and worst not in answers and (worst["level"] != Level.OK.value or not said):
-        said.append(worst["what"])
+        said.append(first_sentence(worst["what"]))
     return {"stage": stage, "question": QUESTIONS[stage], "level": section["level"], "what": " ".join(said)}
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence: what a table cell has room for; the whole stands above it and in the stage's section."""
+    return re.split(r"(?<=[.!?]) (?=[A-Z`\d])", text, maxsplit=1)[0]
 
 
 def _next_step(
