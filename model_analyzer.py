@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from preflight import plan as plans
 from preflight.console import parser, run_main, run_stage
-from preflight.findings import Finding, Level, Section, quote, run_checks
+from preflight.findings import Finding, Level, Section, quote, run_checks, say
 from preflight.machine import Machine, choose_python
 from preflight.model.adapter_choice import (
     check_adapters,
@@ -71,6 +71,10 @@ def make_parser() -> argparse.ArgumentParser:
     here.add_argument("--python", metavar="PATH", help="interpreter whose packages are judged")
     here.add_argument("--transformers", metavar="VERSION", help="judge for this version instead of the installed one")
     here.add_argument("--peft", metavar="VERSION", help="the same for PEFT")
+    here.add_argument(
+        "--write-launch", metavar="DIR",
+        help="write what accelerate, torchrun or DeepSpeed need to run the plan on its GPUs into a new folder",
+    )  # fmt: skip
     here.add_argument("--recommend", action="store_true", help="also show what would fit when the plan fits already")
     proof = made.add_argument_group("evidence for the memory")
     proof.add_argument(
@@ -301,7 +305,13 @@ def look_and_judge(machine: Machine, args: argparse.Namespace) -> Section:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this stage. Returns the exit code."""
-    return run_stage(STAGE, make_parser().parse_args(argv), look_and_judge)
+    args = make_parser().parse_args(argv)
+    if args.write_launch:
+        from preflight.launch import write_launch
+
+        for path in write_launch(args.write_launch, plans.plan_from_flags(args)[0]):
+            say(f"Written: {path}")
+    return run_stage(STAGE, args, look_and_judge)
 
 
 def command() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from preflight import launch
 from preflight.console import UsageError
 from preflight.facts import shipped, table
 from preflight.plan import Plan
@@ -153,6 +154,8 @@ def _write_files(
             judged_lines=judged,
         ),
     }
+    if plan.gpus > 1:
+        texts |= launch.launch_files(plan)
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8", newline="\n")
 
@@ -224,7 +227,7 @@ def _notes(split: Split, plan: Plan) -> list[str]:
             "become 72 %, 93 for 30 % to 50 %."
         )
     if plan.gpus > 1:
-        notes.append(f"On {plan.gpus} GPUs: `torchrun --nproc_per_node {plan.gpus} train.py`.")
+        notes.append(f"On {plan.gpus} GPUs: `{launch.commands(plan)[0]}` in place of `python train.py`.")
     return notes
 
 
