@@ -651,6 +651,20 @@ class _Counted:
         return rows
 
 
+def trained_sizes(shape: ModelShape, plan: Plan) -> tuple[int, int]:
+    """Bytes of all trained tensors and of the optimizer's states for them, not divided over GPUs, wherever they lie.
+
+    Paged states count in full. Raises NoEstimate when the model's structure is not known.
+    """
+    counted = _Counted(shape, plan)
+    name = plan.optimizer_name().replace("paged_", "")
+    tensors = counted.trained_tensors
+    return (
+        sum(elements * width * count for elements, width, count in tensors),
+        sum(state_bytes(name, elements, width) * count for elements, width, count in tensors),
+    )
+
+
 def state_bytes(optimizer: str, elements: int, width: int) -> int:
     """Bytes of the states that an optimizer keeps for one tensor. Paged ones of 1e5 elements or more are not on it."""
     if optimizer in ("adamw_torch", "adamw_torch_fused"):

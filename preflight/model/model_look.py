@@ -202,6 +202,7 @@ def look(
         if lengths is not None:
             memory["schedule"], told = timed(shape, plan, lengths, args, card)
             findings = [*findings, *told]
+        findings = [*findings, *beside_the_gpu(machine, shape, plan, card, memory)]
     findings = [*findings, *config_notes(args)]
     on_phone, phone_findings = phone(shape, args)
     return Seen(
@@ -226,6 +227,21 @@ def look(
         phone=on_phone,
         phone_findings=tuple(phone_findings),
     )
+
+
+def beside_the_gpu(
+    machine: Machine, shape: ModelShape, plan: Plan, card: Card, memory: dict[str, Any]
+) -> list[Finding]:
+    """RAM and disk that training takes of the host; compared with this machine when it is the one that is judged."""
+    from preflight.host import read_host
+    from preflight.memory.host_needs import host_needs, judge_host
+
+    needs = host_needs(shape, plan, on_cpu=card.budget is not None and card.budget.cpu)
+    if needs is None:
+        return []
+    memory["host"] = {name: [need.as_json() for need in found] for name, found in needs.items()}
+    here = card.budget is not None and not card.budget.assumed
+    return judge_host(needs, read_host(machine, disks=True) if here else None)
 
 
 def _meanwhile(work: Callable[[], T]) -> Callable[[], T]:
