@@ -165,7 +165,8 @@ def why_not_rehearsed(row: Row) -> str:
         return row.left_out or "no plan"
     if not row.hugging_face:
         return f"{quote(row.framework[:40])} has modules of its own, which are not rehearsed"
-    return "more than one GPU: closed form only" if row.plan.gpus > 1 else ""
+    divided = row.plan.gpus > 1 and row.plan.parallel != "ddp"
+    return "divided over several GPUs: closed form only" if divided else ""
 
 
 def rehearsed(rows: Sequence[Row], args: argparse.Namespace, found: list[Compared]) -> None:

@@ -159,3 +159,16 @@ def test_a_job_that_takes_the_child_with_it_costs_the_others_nothing(monkeypatch
     assert asked == [3, 1]
     assert made[1].trouble == "exit code -9"
     assert made[2].estimate.allocated_bytes == made[0].estimate.allocated_bytes
+
+
+def test_data_parallel_adds_one_copy_of_the_gradients():
+    """DDP's buckets: of full fine-tuning in 16 bit, 2 bytes a parameter; each tensor in whole blocks of 512 bytes."""
+    shape = tiny("llama", "LlamaForCausalLM", num_hidden_layers=12)
+    plan = Plan(method="full", sequence_tokens=64, autocast=None, optimizer="adamw_torch", gradient_checkpointing=False)
+    alone, two = rehearse(
+        Machine(), sys.executable, [Job(shape, plan), Job(shape, replace(plan, gpus=2, parallel="ddp"))]
+    )
+    # a layer: q, o of 64 x 64, k, v of 64 x 32, three of 64 x 128, two norms of 64 (one block of 512 bytes each)
+    layer = (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) * 2 + 2 * 512
+    whole = 12 * layer + 2 * 256 * 64 * 2 + 512
+    assert two.estimate.allocated_bytes - alone.estimate.allocated_bytes == whole

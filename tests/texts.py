@@ -43,7 +43,13 @@ AREAS = {
     "error_signatures": ("facts/error_signatures.json",),
 }
 # Modules whose texts never reach a report: generated projects stay English, like usage errors.
-NOT_SHOWN = {"preflight/recipe.py", "preflight/launch.py", "preflight/training_config.py", "preflight/redact.py", "preflight/facts.py"}
+NOT_SHOWN = {
+    "preflight/recipe.py",
+    "preflight/launch.py",
+    "preflight/training_config.py",
+    "preflight/redact.py",
+    "preflight/facts.py",
+}
 # Where facts say something to a reader: table -> the keys whose texts are shown.
 SHOWN_FACTS = {
     "error_signatures": {"cause", "fix"},

@@ -25,7 +25,7 @@ from rehearsal.meta_build import build, enable_checkpointing, read_config, set_c
 from rehearsal.optimizers import make_optimizer
 from rehearsal.quantised import patch_4bit, quantise
 from rehearsal.recorder import make_recorder, make_routing
-from rehearsal.step import steps
+from rehearsal.step import ddp_buckets, steps
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -93,6 +93,8 @@ def rehearse(job, say):
                 "seconds": round(time.time() - began, 2),
             }
         )
+        if plan.get("parallel") == "ddp" and plan.get("gpus", 1) > 1:
+            ddp_buckets(recorder, trainable)
         began = time.time()
         optimizer, optimizer_name = make_optimizer(torch, plan, recorder, trainable)
         steps(torch, plan, model, recorder, optimizer, trainable, stacks)

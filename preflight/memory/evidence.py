@@ -65,7 +65,7 @@ def rehearsed(
     an unknown; else it is a warning and the closed form stands.
     """
     plan = asked.plan
-    if plan.gpus > 1 or plan.offload:
+    if plan.offload or (plan.gpus > 1 and plan.parallel != "ddp"):
         if not must:
             return findings
         observed["rehearsal"] = {"trouble": "more than one GPU", "estimate": None}

@@ -20,6 +20,19 @@ def inputs_for(torch, plan):
     return inputs, labels
 
 
+def ddp_buckets(recorder, trainable):
+    """What DistributedDataParallel allocates when it wraps the model: flat copies of all gradients, by bucket.
+
+    Gradients stay tensors of their own, as accelerate leaves gradient_as_bucket_view off. Source: torch
+    nn/parallel/distributed.py and csrc/distributed/c10d/reducer.cpp.
+    """
+    recorder.mark("load", 0, -1)
+    for parameter in trainable:
+        owner = recorder.owner_of.get(recorder.id_of(parameter), -1)
+        label = recorder.what("gradients", "bucket of DDP", list(parameter.shape), str(parameter.dtype)[6:])
+        recorder.add(parameter.numel() * parameter.element_size(), label, owner)
+
+
 def steps(torch, plan, model, recorder, optimizer, trainable, stacks):
     """Run two steps under the recorder; the ids of the gradients are in `recorder.grad_ids` afterwards."""
     clock = {"phase": "fwd", "step": 0}
