@@ -233,3 +233,13 @@ def test_a_step_in_backward_never_holds_all_gradients():
     waits, steps = (estimate(shape, replace(base, optimizer_in_backward=flag)) for flag in (False, True))
     assert component(waits, "gradients").bytes >= 16e9
     assert component(steps, "gradients").bytes <= 3 * 128256 * 4096 * 2
+
+
+def test_under_fsdp_mixed_precision_keeps_trained_weights_in_32_bit():
+    """accelerate, fsdp2_prepare_model: AdamW's two states of 4 bytes a parameter, over 8 GPUs; without it of 2."""
+    shape = shape_of("Qwen__Qwen2.5-7B")
+    plan = Plan(method="full", gpus=8, parallel="fsdp_full", autocast="bf16")
+    made, plain = estimate(shape, plan), estimate(shape, replace(plan, autocast=None))
+    assert component(made, "optimizer").bytes == pytest.approx(7_615_616_512 * 8 / 8, rel=1e-3)
+    assert component(plain, "optimizer").bytes == pytest.approx(7_615_616_512 * 4 / 8, rel=1e-3)
+    assert any("float32" in note for note in made.notes) and not plain.notes

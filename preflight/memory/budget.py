@@ -85,7 +85,7 @@ def judge(estimate: MemoryEstimate, budget: Budget, what: str = "This plan", fix
             source=source,
         )
     free = f"{_gib(budget.free_bytes)} {'would be visible' if budget.assumed else 'is free'}"
-    note = _surroundings(budget)
+    note = _surroundings(budget) + "".join(f" {told}" for told in estimate.notes)
     if answer == "yes":
         return Finding(
             "memory-fit-yes", Level.OK, f"{what} fits: {peak}; {free}.", why=f"{bounds}{note}", source=source

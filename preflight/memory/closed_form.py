@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from preflight.memory import litgpt
@@ -120,7 +120,9 @@ def estimate(shape: ModelShape, plan: Plan) -> MemoryEstimate:
         if remade is None:
             raise NoEstimate("litgpt's layers for this kind of model are not known here")
         shape = remade
+    plan, divided = as_fsdp_keeps_it(plan)
     counted = _Counted(shape, plan)
+    counted.notes += divided
     moments = {name: counted.on_one_gpu(name, rows) for name, rows in counted.moments()}
     moment = max(moments, key=lambda name: sum(row.bytes for row in moments[name]))
     rows = moments[moment]
@@ -158,6 +160,26 @@ _KINDS = {
     "cuda": "cuda_overhead",
     "safety": "safety_margin",
 }
+
+
+def as_fsdp_keeps_it(plan: Plan) -> tuple[Plan, list[str]]:
+    """The plan as accelerate runs it under FSDP, and what a reader must know about it.
+
+    Trained weights of mixed precision are kept in float32, of which 16-bit copies are gathered. Source: accelerate
+    utils/fsdp_utils.py, fsdp2_prepare_model, and accelerator.py, prepare_model (FSDP 1).
+    """
+    if plan.gpus == 1 or not plan.parallel.startswith("fsdp"):
+        return plan, []
+    notes = []
+    if plan.quantised:
+        notes.append(
+            "FSDP divides 4-bit weights only when they are stored as a float type "
+            "(`bnb_4bit_quant_storage=torch.bfloat16`), which is assumed here; else each GPU holds them whole."
+        )
+    if not plan.adapters and plan.autocast and plan.weight_dtype != "fp32":
+        notes.append("Under FSDP with mixed precision accelerate keeps trained weights in float32, as counted here.")
+        plan = replace(plan, weight_dtype="fp32")
+    return plan, notes
 
 
 def components_of(rows: list[Held]) -> tuple[Component, ...]:
