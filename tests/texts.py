@@ -76,7 +76,7 @@ MARKS = frozenset(
 # Words of the record that the views show: levels, answers, states of a step.
 WORDS_OF_RECORDS = (
     "ok", "warn", "unknown", "fail", "warning", "FAIL", "not run", "yes", "marginal", "no", "could not tell",
-    "YES", "MARGINAL", "NO", "COULD NOT TELL",
+    "YES", "MARGINAL", "NO", "COULD NOT TELL", "rehearsed",
 )  # fmt: skip
 
 

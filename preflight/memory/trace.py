@@ -418,7 +418,7 @@ def replay(
         reserved_bytes=allocator.peak_reserved,
         tensors_bytes=tensors,
         phases=phases,
-        moment=f"{_PHASES.get(peak_phase[0], peak_phase[0])}, step {peak_phase[1] + 1}",
+        moment=f"{_PHASES.get(peak_phase[0], peak_phase[0])} in step {peak_phase[1] + 1}",
         at_peak=held,
         timeline=tuple(points),
         ran_out=ran_out,
