@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from rehearsal import DTYPES, CannotRehearse, cuda_ways
+from rehearsal import DTYPES, CannotRehearse, cuda_ways, sharded
 from rehearsal import attention as attention_kernels
 from rehearsal.adapters import add_adapters, cast_like_trl, prepare_kbit
 from rehearsal.layers import count_trainable, owners_of, some_layers
@@ -59,7 +59,10 @@ def rehearse(job, say):
     recorder = make_watcher(torch, job, config)
     model, used, backends = built_model(torch, transformers, job, config, recorder)
     whole = sum(p.numel() for p in model.parameters())
-    chosen, stacks = some_layers(torch, model, job.get("layers"))
+    divided = (
+        plan.get("parallel") == "fsdp_full" and plan.get("gpus", 1) > 1
+    )  # its gathering runs ahead of the layers: all of them run
+    chosen, stacks = some_layers(torch, model, 1 << 20 if divided else job.get("layers"))
     say(
         {
             "step": "built",
@@ -72,11 +75,18 @@ def rehearse(job, say):
     )
     began = time.time()
     model, bnb, was_half = with_method(torch, model, plan, config)
+    if divided:
+        sharded.upcast_trained(torch, model, plan)
     owners = owners_of(stacks)
+    mesh = sharded.make_mesh(plan) if divided else None
     mode = contextlib.nullcontext() if recorder.real else FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         recorder.mark("load", 0, -1)
-        put_fakes(torch, model, recorder, plan, owners, was_half)
+        if divided:
+            put_fakes(torch, model, sharded.Muted(), plan, owners, was_half)
+            sharded.divide(torch, plan, model, recorder, owners, stacks, mesh)
+        else:
+            put_fakes(torch, model, recorder, plan, owners, was_half)
         if bnb is not None and recorder.as_cuda:
             patch_4bit(torch, bnb, recorder, plan)
         checkpointing = plan["gradient_checkpointing"]

@@ -55,6 +55,17 @@ def wanted(kind: str, packages: Mapping[str, str] | None, planned: tuple[str, ..
     return all((packages or {}).get(name) for name in NEEDS) and not planned and not needs_code
 
 
+def _only_counted(plan: Plan) -> str:
+    """Why this plan has a closed form and no rehearsal; "" when it can be rehearsed."""
+    if plan.offload:
+        return "it is offloaded to the host"
+    if plan.gpus == 1 or plan.parallel == "ddp":
+        return ""
+    if plan.parallel != "fsdp_full":
+        return "this way of dividing it over several GPUs has a closed form only"
+    return "4-bit weights divided by FSDP have a closed form only" if plan.quantised else ""
+
+
 def rehearsed(
     machine: Machine, asked: Question, observed: dict[str, Any], findings: list[Finding], must: bool
 ) -> list[Finding]:
@@ -65,11 +76,12 @@ def rehearsed(
     an unknown; else it is a warning and the closed form stands.
     """
     plan = asked.plan
-    if plan.offload or (plan.gpus > 1 and plan.parallel != "ddp"):
+    why_not = _only_counted(plan)
+    if why_not:
         if not must:
             return findings
-        observed["rehearsal"] = {"trouble": "more than one GPU", "estimate": None}
-        return [*findings, _not_rehearsed("it is divided over several GPUs or offloaded", "planning", must)]
+        observed["rehearsal"] = {"trouble": why_not, "estimate": None}
+        return [*findings, _not_rehearsed(why_not, "planning", must)]
     while True:
         say(f"rehearsing the training step of {describe(plan)} (up to {TIMEOUT_S:.0f} s)")
         made = rehearse(machine, asked.python, [asked.job(plan)])[0]

@@ -34,6 +34,7 @@ def make_recorder(torch):
             self.real = False
             self.as_cuda = True
             self.workspace_bytes = 0
+            self.paused = False
 
         # -- marks and direct events
 
@@ -81,7 +82,19 @@ def make_recorder(torch):
                 del self.live[key]
                 self.events.append([ident])
 
+        def resized(self, storage, size):
+            """A storage that was shrunk to nothing ends; one that grew out of nothing begins."""
+            key = storage._cdata
+            known = self.live.pop(key, None)
+            if known is not None:
+                self.events.append([known[0]])
+            if size:
+                ident = self.add(size, self.what("activation", "gathered weights", [size], "byte"))
+                self.live[key] = (ident, size)
+                weakref.finalize(storage, self.gone, key, ident)
+
         def id_of(self, tensor):
+            tensor = getattr(tensor, "_local_tensor", tensor)  # of a divided tensor the part that lies here
             known = self.live.get(tensor.untyped_storage()._cdata)
             return None if known is None else known[0]
 
@@ -89,6 +102,10 @@ def make_recorder(torch):
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
+            if self.paused:
+                return func(*args, **kwargs)
+            if any(kind.__name__ == "DTensor" for kind in types):
+                return NotImplemented  # taken apart first: the operations on its parts come here again
             name = func._schema.name
             if name in ("aten::nonzero", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
                 replaced = self.routing(name, args)
