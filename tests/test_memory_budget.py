@@ -309,7 +309,7 @@ def test_the_same_step_rehearsed_and_measured_on_this_cpu_agree_and_are_kept(tmp
 
 def test_a_plan_for_several_gpus_is_not_judged_by_the_rehearsal_of_one(capsys):
     model = str(ROOT / "tests/configs/meta-llama__Llama-3.2-1B")
-    flags = [model, "--gpus", "4", "--parallel", "fsdp_full", "--method", "full", "--gpu-vram-gb", "80"]
+    flags = [model, "--gpus", "4", "--parallel", "zero3", "--method", "full", "--gpu-vram-gb", "80"]
     for evidence, told in (("rehearsed", True), ("auto", False)):
         run_main(model_analyzer.main, [*flags, "--evidence", evidence, "--json", "--no-report"])
         findings = json.loads(capsys.readouterr().out)["findings"]
